@@ -1,0 +1,246 @@
+"""The one validated configuration, as described in `docs/configuration.md`.
+
+`load` reads YAML and either returns a frozen `Config` or raises `ConfigError`, whose text names the file, the line, the
+key's path and what to change. Nothing here opens a socket or reads a file other than the configuration itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+from fairlead.errors import UserError
+from fairlead.policies import build_policy
+
+
+class ConfigError(UserError):
+    """The configuration cannot be used; the message is `file:line: key.path: what to change`."""
+
+
+class _InvalidAt(ValueError):
+    """A value that is wrong at `path` below the model whose validator raises it."""
+
+    def __init__(self, path: tuple[str | int, ...], message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Split `host:port` or `[v6]:port`. Raises ValueError with what to write instead."""
+    if "://" in address:
+        raise ValueError(f'"{address}" is a URL; write host:port, for example {address.split("://", 1)[1].rstrip("/")}')
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or "]" in port:
+        raise ValueError(f'"{address}" has no port; write host:port, for example {address or "127.0.0.1"}:8000')
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError(f'"{address}" is an IPv6 address without brackets; write [{host}]:{port}')
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f'"{port}" is not a port; write a number from 1 to 65535')
+    if any(character.isspace() or character in "/,@" for character in host):
+        raise ValueError(f'"{host}" is not a host name or address')
+    return host.strip("[]"), int(port)
+
+
+def _address(value: str) -> str:
+    host_and_port(value)
+    return value
+
+
+def _grpc_address(value: str) -> str:
+    if value.startswith("unix:"):
+        if len(value) < len("unix:/x") or not value.startswith("unix:/"):
+            raise ValueError(f'"{value}" is not an absolute socket path; write unix:/run/fairlead.sock')
+        return value
+    return _address(value)
+
+
+Address = Annotated[str, AfterValidator(_address)]
+GrpcAddress = Annotated[str, AfterValidator(_grpc_address)]
+Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Listen(_Section):
+    """Where the sidecar listens. The admin port answers anyone who reaches it, so it stays on loopback by default."""
+
+    grpc: GrpcAddress = "127.0.0.1:9002"
+    admin: Address = "127.0.0.1:9003"
+    drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0  # how long running streams may finish after SIGTERM
+
+
+class Gateway(_Section):
+    """The Envoy in front, as `fairlead envoy` writes it. Behind a gateway of your own only `fallbacks` counts."""
+
+    listen: Address = "127.0.0.1:8080"
+    fallbacks: Annotated[int, Field(ge=0, le=8)] = 2  # 0 behind ORIGINAL_DST gateways: they take one address only
+    max_body_bytes: PositiveInt = 32 * 1024 * 1024
+    processor_timeout_ms: PositiveInt = 1000  # after this Envoy goes on without the sidecar
+
+
+class EndpointConfig(_Section):
+    address: Address
+    model: Annotated[str, Field(min_length=1)]
+    engine: Literal["vllm", "sglang"] = "vllm"
+    region: str = ""
+
+
+class ModelConfig(_Section):
+    """Constants of a model; the milliseconds are starting values, on one endpoint without other load."""
+
+    capability: str | None = None  # a file that `fairlead fit` wrote, relative to the configuration
+    prefill_ms_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    decode_ms_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
+    max_model_len: PositiveInt | None = None  # prompts estimated longer are not sent to this model
+
+
+class Pool(_Section):
+    endpoints: Annotated[tuple[EndpointConfig, ...], Field(min_length=1, strict=False)]
+    models: dict[str, ModelConfig] = {}
+
+    @model_validator(mode="after")
+    def _each_endpoint_once(self) -> Self:
+        seen: dict[str, int] = {}
+        for index, endpoint in enumerate(self.endpoints):
+            first = seen.setdefault(endpoint.address, index)
+            if first != index:
+                message = f'"{endpoint.address}" is already endpoints[{first}]; remove one of them'
+                raise _InvalidAt(("endpoints", index, "address"), message)
+        return self
+
+    def served_models(self) -> set[str]:
+        return {endpoint.model for endpoint in self.endpoints}
+
+
+class PolicyConfig(BaseModel):
+    """The policy's name; every other key is a parameter of that policy."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = "fairlead"
+
+    @model_validator(mode="after")
+    def _known_with_these_parameters(self) -> Self:
+        build_policy(self.name, self.parameters())
+        return self
+
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Sessions(_Section):
+    headers: Annotated[tuple[str, ...], Field(strict=False)] = ("x-session-id", "x-claude-code-session-id", "session-id")
+
+
+class Observe(_Section):
+    """How the sidecar watches its engines, beside the request path."""
+
+    interval_ms: Annotated[int, Field(ge=10)] = 1000
+    timeout_ms: PositiveInt = 2000
+    failures_to_eject: PositiveInt = 3
+
+
+class Config(_Section):
+    listen: Listen = Listen()
+    gateway: Gateway = Gateway()
+    pool: Pool
+    routes: Annotated[dict[str, tuple[str, ...]], Field(strict=False)] = {}
+    policy: PolicyConfig = PolicyConfig()
+    sessions: Sessions = Sessions()
+    observe: Observe = Observe()
+
+    @model_validator(mode="after")
+    def _routes_lead_to_served_models(self) -> Self:
+        served = self.pool.served_models()
+        for route, models in self.routes.items():
+            if route in served:
+                raise _InvalidAt(("routes", route), f'"{route}" is also a served model; give the route another name')
+            if not models:
+                raise _InvalidAt(("routes", route), "the route has no model; list at least one served model")
+            for index, model in enumerate(models):
+                if model not in served:
+                    known = ", ".join(sorted(served))
+                    raise _InvalidAt(("routes", route, index), f'no endpoint serves "{model}"; served are: {known}')
+        return self
+
+    def model(self, name: str) -> ModelConfig:
+        return self.pool.models.get(name, _DEFAULT_MODEL)
+
+
+_DEFAULT_MODEL = ModelConfig()
+
+
+def load(path: Path) -> Config:
+    """Read and validate `path`. Raises ConfigError for anything that is wrong with it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); pass --config with the path of a file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str = "fairlead.yaml") -> Config:
+    """Validate YAML `text`; `source` is the file name in errors. Raises ConfigError."""
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        lines = dict(_lines(tree)) if tree is not None else {}
+        document = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{source}:{line}: not YAML: {error.problem}") from None
+    except (yaml.YAMLError, _InvalidAt, RecursionError) as error:
+        raise ConfigError(f"{source}: not usable YAML: {error}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{source}:1: the file must be a mapping with the key pool; see docs/configuration.md")
+    try:
+        return Config.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(error, lines, source))) from None
+
+
+_Path = tuple[str | int, ...]
+
+
+def _lines(node: yaml.Node, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
+    """Every key's path and its line. Raises _InvalidAt for a key that is written twice: YAML would drop the first."""
+    yield path, node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            if key.value in seen:
+                raise _InvalidAt(path, f'line {key.start_mark.line + 1}: the key "{key.value}" is written twice')
+            seen.add(key.value)
+            yield from _lines(value, (*path, key.value))
+            yield (*path, key.value), key.start_mark.line + 1
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _lines(item, (*path, index))
+
+
+def _explain(error: ValidationError, lines: dict[_Path, int], source: str) -> Iterator[str]:
+    for problem in error.errors():
+        path: _Path = tuple(problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        cause = problem.get("ctx", {}).get("error")
+        if isinstance(cause, _InvalidAt):
+            path = (*path, *cause.path)
+        if problem["type"] == "extra_forbidden":
+            message = "unknown key; see docs/configuration.md for the keys that are known"
+        elif problem["type"] == "missing":
+            message = "is required"
+        known = path
+        while known and known not in lines:
+            known = known[:-1]
+        yield f"{source}:{lines.get(known, 1)}: {_dotted(path)}: {message}"
+
+
+def _dotted(path: _Path) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
