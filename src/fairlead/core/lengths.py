@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from typing import Final
 
@@ -19,8 +20,10 @@ TOKENS_PER_WIDE_CHARACTER: Final = {
     "other": 0.7,
 }  # fmt: skip
 _TWO_BYTE_LANGUAGES: Final = frozenset({"en", "ru", "el", "he", "ar"})
-_ASCII: Final = bytes(range(128))
+_WIDE: Final = bytes(range(128, 256))
 _DIGITS: Final = b"0123456789"
+
+_ESCAPE: Final = re.compile(rb"\\u[0-9a-fA-F]{4}")  # JSON's six bytes for one character
 
 _SAMPLE_SLICES: Final = 16
 _SLICE_BYTES: Final = 256
@@ -42,21 +45,19 @@ def estimate_tokens(text: bytes, language: str) -> int:
         sample = b"".join([text[start : start + _SLICE_BYTES] for start in starts])
     else:
         sample = text
-    if not sample:
-        return 1
-    return int(_tokens(sample, language) * len(text) / len(sample)) + 1
+    return int(_tokens(sample, language) * len(text) / max(1, len(sample))) + 1
 
 
 def _tokens(sample: bytes, language: str) -> float:
-    escapes = sample.count(b"\\u")  # "\u3042": six bytes of JSON for one character
-    digits = len(sample) - len(sample.translate(None, _DIGITS))
-    if sample.isascii():
-        wide_bytes, wide = 0, float(escapes)
-    else:
-        wide_bytes = len(sample.translate(None, _ASCII))
-        wide = escapes + wide_bytes / (2 if language in _TWO_BYTE_LANGUAGES else 3)
-    digits = max(0, digits - 2 * escapes)  # on average two of an escape's four hexadecimal digits
-    plain = max(0, len(sample) - wide_bytes - 6 * escapes - digits)
-    return (
-        plain * TOKENS_PER_ASCII_CHARACTER + digits * TOKENS_PER_DIGIT + wide * TOKENS_PER_WIDE_CHARACTER[language]
-    )
+    wide = 0.0
+    if b"\\u" in sample:
+        sample, escapes = _ESCAPE.subn(b"", sample)
+        wide += escapes
+    if not sample.isascii():
+        plain = sample.translate(None, _WIDE)
+        wide += (len(sample) - len(plain)) / (2 if language in _TWO_BYTE_LANGUAGES else 3)
+        sample = plain
+    letters = len(sample.translate(None, _DIGITS))
+    digits = len(sample) - letters
+    wide_tokens = wide * TOKENS_PER_WIDE_CHARACTER[language]
+    return letters * TOKENS_PER_ASCII_CHARACTER + digits * TOKENS_PER_DIGIT + wide_tokens
