@@ -1,0 +1,59 @@
+"""`fairlead envoy`: write a complete Envoy bootstrap for a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+_EXAMPLE = "Example: fairlead envoy --config fairlead.yaml --output envoy.yaml --validate"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("envoy", epilog=_EXAMPLE)(envoy)
+
+
+def envoy(
+    config: Annotated[Path, typer.Option(help="The configuration of `fairlead serve`.", metavar="FILE")] = Path(
+        "fairlead.yaml"
+    ),
+    output: Annotated[str, typer.Option(help="Where to write; - is standard output.", metavar="FILE")] = "-",
+    mode: Annotated[
+        Literal["buffered", "full_duplex"], typer.Option(help="How the sidecar gets the bodies of requests.")
+    ] = "buffered",
+    admin: Annotated[
+        str, typer.Option(help="Envoy's admin page; whoever reaches it can stop Envoy.", metavar="IP:PORT")
+    ] = "127.0.0.1:9901",
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Let the installed Envoy check the bootstrap before it is written.")
+    ] = False,
+) -> None:
+    """Write the Envoy in front of the pool: listener, retries, health checks, and the call to the sidecar."""
+    from fairlead import gateway
+    from fairlead.config import load
+    from fairlead.errors import UserError
+
+    tree = gateway.bootstrap(load(config), admin_address=_admin_address(admin), mode=mode)
+    if validate:
+        gateway.validate(tree)
+    command = f"fairlead envoy --config {config.name}" + ("" if mode == "buffered" else f" --mode {mode}")
+    text = gateway.render(tree, comment=gateway.comment(command, mode))
+    if output == "-":
+        typer.echo(text, nl=False)
+        return
+    try:
+        Path(output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--output {output}: cannot be written ({error.strerror}); pass the path of a file") from None
+
+
+def _admin_address(address: str) -> str:
+    from fairlead.config import host_and_port
+    from fairlead.errors import UserError
+
+    try:
+        host_and_port(address)
+    except ValueError as error:
+        raise UserError(f"--admin: {error}") from None
+    return address

@@ -1,0 +1,70 @@
+"""Envoy's bootstrap for a Fairlead configuration: one listener, the pool, the sidecar, and an admin page.
+
+`bootstrap` builds it as plain dictionaries in the shape of Envoy's own YAML, `render` writes them. What a setting is
+for stands beside it in `listener` and `clusters`, and for users in `docs/envoy.md`. Field names are those of Envoy 1.40.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from fairlead.config import Config
+from fairlead.errors import UserError
+from fairlead.gateway.clusters import engines_cluster, sidecar_cluster
+from fairlead.gateway.listener import listener
+from fairlead.gateway.parts import MOST_BODY_BYTES, Mode, Part, listen_on, type_url
+
+__all__ = ["Mode", "bootstrap", "comment", "render"]
+
+# Far below the usual limit of open files in a container (1,048,576) and far above what one pool serves.
+MOST_CLIENT_CONNECTIONS = 50_000
+
+
+def bootstrap(config: Config, *, admin_address: str = "127.0.0.1:9901", mode: Mode = "buffered") -> dict[str, Any]:
+    """Raises UserError for what Envoy cannot do: listen on a host name, buffer 2 GiB."""
+    if config.gateway.max_body_bytes > MOST_BODY_BYTES:
+        raise UserError(
+            f"gateway.max_body_bytes: Envoy buffers at most {MOST_BODY_BYTES} bytes; write a smaller number"
+        )
+    return {
+        "node": {"id": "fairlead", "cluster": "fairlead"},
+        "admin": {"address": listen_on("admin", admin_address)},
+        "overload_manager": _overload(),
+        "static_resources": {
+            "listeners": [listener(config, mode)],
+            "clusters": [engines_cluster(config), sidecar_cluster(config)],
+        },
+    }
+
+
+def render(tree: dict[str, Any], *, comment: str = "") -> str:
+    """YAML that Envoy reads, with `comment` above it, one `#` a line."""
+    heading = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
+    return heading + yaml.dump(tree, Dumper=_PlainDumper, sort_keys=False, width=120)
+
+
+def comment(command: str, mode: Mode) -> str:
+    """What to tell the reader at the top of a written bootstrap."""
+    body = {
+        "buffered": "The sidecar gets each request's headers, then its whole body once (BUFFERED).",
+        "full_duplex": "The sidecar gets and returns each request's body in chunks (FULL_DUPLEX_STREAMED),\n"
+        "as Envoy AI Gateway, kgateway and Istio ask of an endpoint picker.",
+    }[mode]
+    return f"Envoy bootstrap, written by: {command}\nWrite it again rather than edit it. {body}"
+
+
+class _PlainDumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - anchors would only puzzle who reads the file
+        return True
+
+
+def _overload() -> Part:
+    # Without a limit Envoy 1.40 warns at start, and a flood of connections ends in "too many open files".
+    name = "envoy.resource_monitors.global_downstream_max_connections"
+    config = {
+        "@type": type_url("envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"),
+        "max_active_downstream_connections": MOST_CLIENT_CONNECTIONS,
+    }
+    return {"resource_monitors": [{"name": name, "typed_config": config}]}

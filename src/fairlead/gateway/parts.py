@@ -1,0 +1,68 @@
+"""The small pieces of Envoy configuration that listener and clusters share: addresses, durations, type names."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, Literal
+
+from fairlead.config import host_and_port
+from fairlead.errors import UserError
+
+type_url = "type.googleapis.com/{}".format
+
+Part = dict[str, Any]
+Mode = Literal["buffered", "full_duplex"]
+
+DESTINATION = "x-gateway-destination-endpoint"
+ENGINES_CLUSTER = "engines"
+SIDECAR_CLUSTER = "fairlead"
+
+# Envoy keeps buffer limits and HTTP/2 windows in 31 bits.
+MOST_BODY_BYTES = 2**31 - 1
+
+
+def seconds(duration_ms: float) -> str:
+    """A duration as protobuf's JSON form writes it."""
+    return f"{duration_ms / 1000:.3f}s"
+
+
+def is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def listen_on(key: str, address: str) -> Part:
+    """An address that Envoy binds. Raises UserError for a host name: Envoy binds IP addresses only."""
+    host, port = host_and_port(address)
+    if not is_ip(host):
+        example = "127.0.0.1" if host == "localhost" else "0.0.0.0"
+        raise UserError(f'{key}: "{host}" is a name and Envoy listens on IP addresses only; write {example}:{port}')
+    return _socket(host, port)
+
+
+def connect_to(address: str) -> Part:
+    """An address that Envoy connects to: `host:port` or `unix:/path`."""
+    if address.startswith("unix:"):
+        return {"pipe": {"path": address.removeprefix("unix:")}}
+    host, port = host_and_port(address)
+    if is_ip(host) and (wildcard := ipaddress.ip_address(host)).is_unspecified:
+        host = "127.0.0.1" if wildcard.version == 4 else "::1"  # a server on "any address" is reached on loopback
+    return _socket(host, port)
+
+
+def discovery(addresses: list[str]) -> Part:
+    """STATIC when no name has to be looked up: then Envoy needs no DNS to start."""
+    named = any(not address.startswith("unix:") and not is_ip(host_and_port(address)[0]) for address in addresses)
+    return {"type": "STRICT_DNS", "dns_lookup_family": "V4_PREFERRED"} if named else {"type": "STATIC"}
+
+
+def endpoints(cluster: str, addresses: list[str]) -> Part:
+    hosts = [{"endpoint": {"address": connect_to(address)}} for address in addresses]
+    return {"cluster_name": cluster, "endpoints": [{"lb_endpoints": hosts}]}
+
+
+def _socket(host: str, port: int) -> Part:
+    return {"socket_address": {"address": host, "port_value": port}}
