@@ -1,0 +1,105 @@
+"""KV blocks of one simulated engine: reference counts, and a prefix cache that evicts the least recently used.
+
+A block that a hash names can be shared and stays cached after its last user; any other block is private and returns to
+the free ones. Blocks have no number here: only their count and their content matter to time, which keeps a million
+requests cheap. Two requests that compute the same content side by side end up sharing one block (SGLang's tree does
+the same; vLLM keeps both copies until they are evicted).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class BlockPool:
+    """`capacity` blocks; each is free, cached without a user, private, or shared by the requests that reference it."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.private = 0
+        self._references: dict[int, int] = {}  # hash -> users, always at least one
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached, no user; the first is evicted next
+
+    @property
+    def used(self) -> int:
+        """Blocks that a request holds. A cached block without a user counts as free, as in vLLM's usage gauge."""
+        return len(self._references) + self.private
+
+    @property
+    def available(self) -> int:
+        return self.capacity - self.used
+
+    @property
+    def cached(self) -> int:
+        """Blocks that a new prompt could find, held by a request or not."""
+        return len(self._references) + len(self._idle)
+
+    def match(self, hashes: Sequence[int], limit: int) -> int:
+        """How many blocks from the start of `hashes`, at most `limit`, are cached."""
+        references, idle = self._references, self._idle
+        for index in range(min(limit, len(hashes))):
+            if hashes[index] not in references and hashes[index] not in idle:
+                return index
+        return min(limit, len(hashes))
+
+    def acquire(self, hashes: Sequence[int], matched: int, new: int) -> bool:
+        """Reference the first `matched` of `hashes` and take `new` private blocks, or change nothing."""
+        references, idle = self._references, self._idle
+        revived = sum(1 for index in range(matched) if hashes[index] in idle)
+        if revived + new > self.available:
+            return False
+        for index in range(matched):
+            name = hashes[index]
+            if name in references:
+                references[name] += 1
+            else:
+                del idle[name]
+                references[name] = 1
+        self.private += new
+        self._evict_beyond_capacity()
+        return True
+
+    def take_one(self) -> bool:
+        """One more private block for a growing answer; False when every block has a user."""
+        if self.available == 0:
+            return False
+        self.private += 1
+        self._evict_beyond_capacity()
+        return True
+
+    def store(self, hashes: Sequence[int], start: int, end: int) -> None:
+        """A request's private blocks at positions `start` to `end` are full: name them, so that others find them."""
+        references, idle = self._references, self._idle
+        for index in range(start, end):
+            name = hashes[index]
+            self.private -= 1
+            if name in references:
+                references[name] += 1
+            else:
+                idle.pop(name, None)
+                references[name] = 1
+
+    def release(self, hashes: Sequence[int], named: int, private: int) -> None:
+        """Give back a request's blocks: the first `named` of `hashes`, which stay cached, and its private ones.
+
+        The last block goes first, so that a chain is evicted from its end.
+        """
+        references, idle = self._references, self._idle
+        for index in range(named - 1, -1, -1):
+            name = hashes[index]
+            users = references[name] - 1
+            if users:
+                references[name] = users
+            else:
+                del references[name]
+                idle[name] = None
+        self.private -= private
+
+    def clear_cache(self) -> None:
+        """Forget every block without a user, as a restarted engine would."""
+        self._idle.clear()
+
+    def _evict_beyond_capacity(self) -> None:
+        for _ in range(self.used + len(self._idle) - self.capacity):
+            self._idle.popitem(last=False)
