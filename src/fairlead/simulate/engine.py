@@ -239,10 +239,12 @@ class Engine:
                 continue
             entry.tokens_at_join += 1
             self.counters.generated += 1
-            kind = EventKind.FIRST_TOKEN if entry.tokens_at_join == 1 else EventKind.TOKEN
-            if kind is EventKind.FIRST_TOKEN or request.every_token:
-                events.append(Event(kind, request.id, now_ms, entry.tokens_at_join, entry.cached_tokens))
-            if entry.tokens_at_join == request.output_tokens:
+            last = entry.tokens_at_join == request.output_tokens
+            if entry.tokens_at_join == 1:
+                events.append(Event(EventKind.FIRST_TOKEN, request.id, now_ms, 1, entry.cached_tokens))
+            elif request.every_token and not last:
+                events.append(Event(EventKind.TOKEN, request.id, now_ms, entry.tokens_at_join, entry.cached_tokens))
+            if last:
                 self._finish(entry, events, now_ms)
                 continue
             entry.decoding = True
