@@ -21,7 +21,7 @@ class ConfigError(UserError):
     """The configuration cannot be used; the message is `file:line: key.path: what to change`."""
 
 
-class _InvalidAt(ValueError):
+class _InvalidAtError(ValueError):
     """A value that is wrong at `path` below the model whose validator raises it."""
 
     def __init__(self, path: tuple[str | int, ...], message: str) -> None:
@@ -111,7 +111,7 @@ class Pool(_Section):
             first = seen.setdefault(endpoint.address, index)
             if first != index:
                 message = f'"{endpoint.address}" is already endpoints[{first}]; remove one of them'
-                raise _InvalidAt(("endpoints", index, "address"), message)
+                raise _InvalidAtError(("endpoints", index, "address"), message)
         return self
 
     def served_models(self) -> set[str]:
@@ -134,7 +134,13 @@ class PolicyConfig(BaseModel):
 
 
 class Sessions(_Section):
-    headers: Annotated[tuple[str, ...], Field(strict=False)] = ("x-session-id", "x-claude-code-session-id", "session-id")
+    """The first of `headers` that a request carries names its session."""
+
+    headers: Annotated[tuple[str, ...], Field(strict=False)] = (
+        "x-session-id",
+        "x-claude-code-session-id",
+        "session-id",
+    )
 
 
 class Observe(_Section):
@@ -159,13 +165,13 @@ class Config(_Section):
         served = self.pool.served_models()
         for route, models in self.routes.items():
             if route in served:
-                raise _InvalidAt(("routes", route), f'"{route}" is also a served model; give the route another name')
+                raise _InvalidAtError(("routes", route), f'"{route}" is also a served model; give the route another name')
             if not models:
-                raise _InvalidAt(("routes", route), "the route has no model; list at least one served model")
+                raise _InvalidAtError(("routes", route), "the route has no model; list at least one served model")
             for index, model in enumerate(models):
                 if model not in served:
                     known = ", ".join(sorted(served))
-                    raise _InvalidAt(("routes", route, index), f'no endpoint serves "{model}"; served are: {known}')
+                    raise _InvalidAtError(("routes", route, index), f'no endpoint serves "{model}"; served are: {known}')
         return self
 
     def model(self, name: str) -> ModelConfig:
@@ -195,7 +201,7 @@ def parse(text: str, source: str = "fairlead.yaml") -> Config:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{source}:{line}: not YAML: {error.problem}") from None
-    except (yaml.YAMLError, _InvalidAt, RecursionError) as error:
+    except (yaml.YAMLError, _InvalidAtError, RecursionError) as error:
         raise ConfigError(f"{source}: not usable YAML: {error}") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{source}:1: the file must be a mapping with the key pool; see docs/configuration.md")
@@ -209,13 +215,13 @@ _Path = tuple[str | int, ...]
 
 
 def _lines(node: yaml.Node, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
-    """Every key's path and its line. Raises _InvalidAt for a key that is written twice: YAML would drop the first."""
+    """Every key's path and its line. Raises _InvalidAtError for a key that is written twice: YAML would drop the first."""
     yield path, node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
             if key.value in seen:
-                raise _InvalidAt(path, f'line {key.start_mark.line + 1}: the key "{key.value}" is written twice')
+                raise _InvalidAtError(path, f'line {key.start_mark.line + 1}: the key "{key.value}" is written twice')
             seen.add(key.value)
             yield from _lines(value, (*path, key.value))
             yield (*path, key.value), key.start_mark.line + 1
@@ -229,7 +235,7 @@ def _explain(error: ValidationError, lines: dict[_Path, int], source: str) -> It
         path: _Path = tuple(problem["loc"])
         message = problem["msg"].removeprefix("Value error, ")
         cause = problem.get("ctx", {}).get("error")
-        if isinstance(cause, _InvalidAt):
+        if isinstance(cause, _InvalidAtError):
             path = (*path, *cause.path)
         if problem["type"] == "extra_forbidden":
             message = "unknown key; see docs/configuration.md for the keys that are known"

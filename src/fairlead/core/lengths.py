@@ -11,8 +11,8 @@ BUCKETS: Final = ("4K", "8K", "16K", "32K", "64K", "128K", "beyond")
 # A prompt cut to 4K tokens and its question is still a 4K prompt: each bound has an eighth of slack.
 _BOUNDS_TOKENS: Final = tuple(kilo * 1024 * 9 // 8 for kilo in (4, 8, 16, 32, 64, 128))
 
-# Tokens for each character, in the tokenizers of today's open models. Digits stand apart: a page of UUIDs or figures has
-# nearly three times the tokens of a page of prose.
+# Tokens for each character, in the tokenizers of today's open models. Digits stand apart: a page of UUIDs has
+# nearly three times the tokens of a page of prose as long.
 TOKENS_PER_ASCII_CHARACTER: Final = 0.23
 TOKENS_PER_DIGIT: Final = 0.8
 TOKENS_PER_WIDE_CHARACTER: Final = {

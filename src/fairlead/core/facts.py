@@ -1,0 +1,65 @@
+"""Facts about one request: all that a policy may know of it, from headers and the parsed prompt."""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from fairlead.core import language, lengths, prefix
+from fairlead.core.prompt import MEDIA_TOKENS, Prompt
+
+EXPECTED_OUTPUT_TOKENS: Final = 256  # where the request sets no limit, or a limit beyond what answers usually take
+MAX_ATTEMPTED: Final = 32  # a longer list says nothing more, and penalty**attempts must stay a float
+
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
+_ESCAPED_BYTES: Final = 6  # of JSON for one character
+
+
+class RequestFacts(msgspec.Struct, frozen=True, gc=False):
+    """One request, as the policies see it."""
+
+    model: str  # a served model or a route, as the client asked
+    tokens: int  # of the prompt, estimated
+    output_tokens: int  # expected
+    language: str  # one of language.LANGUAGES
+    bucket: int  # index into lengths.BUCKETS
+    attempted: tuple[str, ...] = ()  # models that answered wrongly, in order, with repeats
+    session: bytes | None = None  # a digest: a session id may be of any length
+    prefix: tuple[int, ...] = ()
+
+
+def make_facts(
+    prompt: Prompt, model: str, attempted: tuple[str, ...] = (), session_id: bytes | None = None
+) -> RequestFacts:
+    """Facts of a parsed request to `model`; `attempted` is the header's list and, when given, wins over the body's."""
+    spoken = language.detect(_sample(prompt.user_text))
+    tokens = lengths.estimate_tokens(prompt.text, spoken) + prompt.media * MEDIA_TOKENS
+    return RequestFacts(
+        model=model,
+        tokens=tokens,
+        output_tokens=min(prompt.max_output_tokens or EXPECTED_OUTPUT_TOKENS, EXPECTED_OUTPUT_TOKENS),
+        language=spoken,
+        bucket=lengths.bucket_of(tokens),
+        attempted=(attempted or prompt.attempted_models)[:MAX_ATTEMPTED],
+        session=session_key(session_id) if session_id else None,
+        prefix=prefix.chain(prompt.text),
+    )
+
+
+def session_key(session_id: bytes) -> bytes:
+    """Sixteen bytes that stand for a session, so that a table of sessions is bounded by their number."""
+    return blake2b(session_id, digest_size=16).digest()
+
+
+def _sample(raw: bytes) -> str:
+    """The start and the end of JSON-escaped UTF-8, as characters; see `language.sample`."""
+    reach = language.SAMPLE_CHARACTERS * _ESCAPED_BYTES
+    if len(raw) > 2 * reach:
+        raw = raw[:reach] + b"\n" + raw[-reach:]
+    text = raw.decode("utf-8", "ignore")
+    if "\\u" in text:
+        text = _ESCAPE.sub(lambda match: chr(int(match.group(1), 16)), text)
+    return language.sample(text)

@@ -1,0 +1,115 @@
+"""The pool as the router knows it: endpoints with what they serve, how they are, and what was sent to them.
+
+An `Endpoint` is the one mutable thing in the core. The ledger writes its load, the observers in `engines` its health;
+policies never see it, only the `Candidate` made of it for one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from fairlead.core.capability import NEUTRAL, Capability
+from fairlead.core.facts import RequestFacts
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """One engine at one address. Constants come from the configuration; counts are the router's own."""
+
+    address: str  # host:port, the host an IP address
+    model: str
+    prefill_ms_per_token: float = 0.1
+    decode_ms_per_token: float = 20.0
+    max_model_len: int | None = None
+    capability: Capability = NEUTRAL
+    region: str = ""
+    engine: str = "vllm"
+
+    healthy: bool = True
+    rtt_ms: float = 0.0
+
+    inflight_requests: int = 0
+    inflight_prompt_tokens: int = 0
+    pending_prefill_tokens: int = 0  # not cached, and no first token seen yet
+    last_chosen: int = 0  # the number of the decision that chose it last
+
+    def take_constants_of(self, other: Endpoint) -> None:
+        """Become `other` as configured, and keep what is known of health and load."""
+        self.model, self.capability = other.model, other.capability
+        self.prefill_ms_per_token, self.decode_ms_per_token = other.prefill_ms_per_token, other.decode_ms_per_token
+        self.max_model_len, self.region, self.engine = other.max_model_len, other.region, other.engine
+
+
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """An endpoint as it stands for one request, with all that a policy may use."""
+
+    address: str
+    model: str
+    inflight_requests: int
+    inflight_prompt_tokens: int
+    pending_prefill_tokens: int
+    uncached_tokens: int  # of this request's prompt, at this endpoint
+    rtt_ms: float
+    prefill_ms_per_token: float
+    decode_ms_per_token: float
+    success_probability: float
+    attempts: int  # how often this model has already answered this request wrongly
+    last_chosen: int
+
+
+ANY_MODEL = ""  # asked by APIs that name no model: SGLang's /generate
+
+
+class Pool:
+    """Endpoints by the names that requests ask for. Made once from a configuration; only its endpoints change."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], routes: Mapping[str, Sequence[str]]) -> None:
+        self.endpoints = tuple(endpoints)
+        self.by_address = {endpoint.address: endpoint for endpoint in endpoints}
+        self.routes = {route: tuple(models) for route, models in routes.items()}
+        self.models = tuple(dict.fromkeys(endpoint.model for endpoint in endpoints))
+        asked = {model: (model,) for model in self.models} | self.routes
+        self._serving = {name: tuple(e for e in endpoints if e.model in models) for name, models in asked.items()}
+        self._serving[ANY_MODEL] = tuple(e for e in endpoints if e.engine == "sglang") or self.endpoints
+
+    def knows(self, name: str) -> bool:
+        """Whether `name` is a served model or a route."""
+        return name in self._serving
+
+    def available(self, name: str | None, subset: Collection[str] | None = None) -> list[Endpoint]:
+        """Healthy endpoints that serve `name` (None: all endpoints), out of `subset` where the gateway gave one."""
+        serving: Iterable[Endpoint] = self.endpoints if name is None else self._serving.get(name, ())
+        if subset is None:
+            return [endpoint for endpoint in serving if endpoint.healthy]
+        return [endpoint for endpoint in serving if endpoint.healthy and endpoint.address in subset]
+
+
+def fitting(endpoints: Sequence[Endpoint], request: RequestFacts) -> Sequence[Endpoint]:
+    """Those whose context length fits the prompt; all of them if none seems to, as the estimate may be wrong."""
+    tokens = request.tokens
+    return [e for e in endpoints if e.max_model_len is None or tokens <= e.max_model_len] or endpoints
+
+
+def candidates(endpoints: Sequence[Endpoint], request: RequestFacts) -> list[Candidate]:
+    """One candidate for each endpoint, in the same order."""
+    language, bucket, tokens, attempted = request.language, request.bucket, request.tokens, request.attempted
+    return [
+        Candidate(
+            e.address,
+            e.model,
+            e.inflight_requests,
+            e.inflight_prompt_tokens,
+            e.pending_prefill_tokens,
+            tokens,
+            e.rtt_ms,
+            e.prefill_ms_per_token,
+            e.decode_ms_per_token,
+            e.capability.success_probability(language, bucket),
+            attempted.count(e.model) if attempted else 0,
+            e.last_chosen,
+        )
+        for e in endpoints
+    ]

@@ -1,0 +1,52 @@
+"""What a policy is: a rule that puts candidates in order, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Literal, NamedTuple, Protocol
+
+from fairlead.core.cost import CostTerms
+from fairlead.core.facts import RequestFacts
+from fairlead.core.pool import Candidate
+
+Why = Literal["cost", "affinity", "migration", "fallback"]
+
+
+class Ranked(NamedTuple):
+    candidate: Candidate
+    score: float  # least is best; in the policy's own unit
+
+
+class Ranking(NamedTuple):
+    """Candidates, best first, and what the first of them was chosen for."""
+
+    order: Sequence[Ranked]
+    why: Why = "cost"
+
+
+class Policy(Protocol):
+    """A routing rule. It keeps nothing between two calls: all it knows is in its arguments and its parameters."""
+
+    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:
+        """Every candidate, best first; `candidates` is never empty."""
+        ...
+
+    def explain(self, request: RequestFacts, candidate: Candidate) -> CostTerms | None:
+        """The terms of a candidate's cost, or None for a rule that does not reckon in milliseconds."""
+        ...
+
+
+def least_first(
+    candidates: Sequence[Candidate], key: Callable[[Candidate], float], random_tie: Random | None = None
+) -> list[Ranked]:
+    """Candidates by rising `key`; ties go to the endpoint least recently chosen, or at random where the rule says so.
+
+    A fixed order would herd equal requests on one replica.
+    """
+    if random_tie is None:
+        scored = [(key(c), float(c.last_chosen), position) for position, c in enumerate(candidates)]
+    else:
+        scored = [(key(c), random_tie.random(), position) for position, c in enumerate(candidates)]
+    scored.sort()
+    return [Ranked(candidates[position], score) for score, _, position in scored]

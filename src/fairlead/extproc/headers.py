@@ -1,0 +1,76 @@
+"""HTTP headers as Envoy sends them, and which of them Fairlead reads, sets and never believes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from fairlead.extproc.pb.ext_proc_pb2 import HeaderMap, ProcessingRequest
+
+DESTINATION: Final = b"x-gateway-destination-endpoint"
+REQUEST_ID: Final = b"x-request-id"
+ATTEMPTED_MODELS: Final = b"x-fairlead-attempted-models"
+MODEL: Final = b"x-fairlead-model"
+ENDPOINT: Final = b"x-fairlead-endpoint"
+DECISION: Final = b"x-fairlead-decision"
+
+_SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+_SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
+_SERVED_NAMESPACE: Final = "envoy.lb"
+_SERVED_KEY: Final = "x-gateway-destination-endpoint-served"
+
+# What a client may not say: the answers are ours, and an ORIGINAL_DST cluster would follow the last one anywhere.
+_FORBIDDEN: Final = (MODEL, ENDPOINT, DECISION, _SUBSET_KEY.encode(), b"x-envoy-original-dst-host")
+
+Headers = dict[bytes, bytes]
+
+
+def read(header_map: HeaderMap) -> Headers:
+    """Header names, in lower case, to values; values of a repeated header are joined by commas."""
+    headers: Headers = {}
+    for header in header_map.headers:
+        key = header.key
+        value = header.raw_value or header.value  # Envoy fills raw_value, some other clients value
+        headers[key] = headers[key] + b"," + value if key in headers else value
+    return headers
+
+
+def status(header_map: HeaderMap) -> int | None:
+    """The response's status code."""
+    for header in header_map.headers:
+        if header.key == b":status":
+            value = header.raw_value or header.value
+            return int(value) if value.isdigit() else None
+    return None
+
+
+def forbidden_in(headers: Headers) -> list[str]:
+    """Names of headers that must not reach an engine because a client sent them."""
+    return [name.decode() for name in _FORBIDDEN if name in headers]
+
+
+def subset_hint(request: ProcessingRequest) -> Collection[str] | None:
+    """The endpoints that the gateway allows (endpoint-picker protocol); None where it gave no hint.
+
+    A hint that is there but empty, or that is no list of addresses, allows none.
+    """
+    if not request.HasField("metadata_context"):
+        return None
+    namespaces = request.metadata_context.filter_metadata
+    if _SUBSET_NAMESPACE not in namespaces or _SUBSET_KEY not in namespaces[_SUBSET_NAMESPACE].fields:
+        return None
+    hint = namespaces[_SUBSET_NAMESPACE].fields[_SUBSET_KEY]
+    if hint.HasField("string_value"):
+        return frozenset(part.strip() for part in hint.string_value.split(",") if part.strip())
+    return frozenset(value.string_value for value in hint.list_value.values)
+
+
+def served_address(response: ProcessingRequest) -> str | None:
+    """The endpoint that really served, after Envoy's retries, where Envoy tells it."""
+    if not response.HasField("metadata_context"):
+        return None
+    namespaces = response.metadata_context.filter_metadata
+    if _SERVED_NAMESPACE not in namespaces:
+        return None
+    fields = namespaces[_SERVED_NAMESPACE].fields
+    return fields[_SERVED_KEY].string_value if _SERVED_KEY in fields else None

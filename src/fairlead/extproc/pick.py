@@ -1,0 +1,90 @@
+"""From a whole request to a decision: parse, facts, decide, and the body as the engine must see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import msgspec
+
+from fairlead.core.facts import make_facts
+from fairlead.core.pool import ANY_MODEL
+from fairlead.core.prompt import Malformed, parse, split_models
+from fairlead.core.router import Decision, Refusal, Router
+from fairlead.extproc import headers as h
+from fairlead.extproc import refusals
+from fairlead.extproc.refusals import HttpAnswer
+from fairlead.extproc.splice import replace_top_level
+from fairlead.telemetry.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all requests use."""
+
+    router: Router
+    recorder: Recorder
+    session_headers: tuple[bytes, ...]
+    max_body_bytes: int
+    clock_s: Callable[[], float]
+
+
+class Pick(msgspec.Struct, frozen=True, gc=False):
+    """A decision, and the request body where the engine must see another than the client sent."""
+
+    decision: Decision
+    route: str  # the model or route that was asked for
+    body: bytes | None
+
+
+class Refused(msgspec.Struct, frozen=True, gc=False):
+    """The answer that the client gets instead; `route` only if it is a known one."""
+
+    answer: HttpAnswer
+    route: str = ""
+
+
+def pick(
+    shared: Shared, path: str, headers: h.Headers, request_id: bytes, body: bytes, subset: Collection[str] | None
+) -> Pick | Refused:
+    """Choose the endpoint for a generation request. The load of a `Pick` is taken: its ticket must be released."""
+    started_s = shared.clock_s()
+    prompt = parse(body, path)
+    if isinstance(prompt, Malformed):
+        return Refused(refusals.malformed(prompt.message, prompt.param))
+    asked = prompt.model or ANY_MODEL
+    attempted = headers.get(h.ATTEMPTED_MODELS)
+    attempted_models = split_models(attempted.decode("latin-1")) if attempted else ()
+    facts = make_facts(prompt, asked, attempted_models, _session_id(headers, shared.session_headers))
+    decision = shared.router.decide(facts, subset)
+    if isinstance(decision, Refusal):
+        if decision.reason == "unknown_model":
+            return Refused(refusals.unknown_model(asked))
+        return Refused(refusals.no_endpoint(), asked)
+    if prompt.has_kv_transfer_params or asked not in (decision.model, ANY_MODEL):
+        changed = _rewritten(body, asked, decision.model, prompt.has_kv_transfer_params)
+        if changed is None:
+            decision.ticket.release()
+            return Refused(refusals.malformed("The body has a key twice at its top level; write it once", None), asked)
+    else:
+        changed = None
+    shared.recorder.decided(facts, decision, request_id, shared.clock_s() - started_s)
+    return Pick(decision, asked or decision.model, changed)
+
+
+def _rewritten(body: bytes, asked: str, model: str, has_kv_transfer_params: bool) -> bytes | None:
+    """`body` that names the chosen model, and without what only Fairlead may ask of an engine."""
+    changed: bytes | None = body
+    if asked not in (model, ANY_MODEL):
+        changed = replace_top_level(body, "model", msgspec.json.encode(model))
+    if changed is not None and has_kv_transfer_params:
+        changed = replace_top_level(changed, "kv_transfer_params", b"null")
+    return changed
+
+
+def _session_id(headers: h.Headers, names: tuple[bytes, ...]) -> bytes | None:
+    for name in names:
+        value = headers.get(name)
+        if value:
+            return value
+    return None

@@ -1,0 +1,117 @@
+"""Replies to Envoy as bytes on the wire. What never changes is serialised once, at import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from fairlead.extproc.pb.ext_proc_pb2 import (
+    NONE,
+    BodyMutation,
+    BodyResponse,
+    CommonResponse,
+    HeaderMutation,
+    HeadersResponse,
+    HeaderValue,
+    HeaderValueOption,
+    HttpStatus,
+    ImmediateResponse,
+    ProcessingMode,
+    ProcessingResponse,
+    StreamedBodyResponse,
+    TrailersResponse,
+)
+from fairlead.extproc.refusals import HttpAnswer
+
+DESTINATION: Final = "x-gateway-destination-endpoint"
+METADATA_NAMESPACE: Final = "envoy.lb"
+CHUNK_BYTES: Final = 62_000  # Envoy refuses a streamed chunk of 64 KiB or more
+_OVERWRITE: Final = HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
+
+REQUEST_HEADERS: Final = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
+REQUEST_BODY: Final = ProcessingResponse(request_body=BodyResponse()).SerializeToString()
+REQUEST_TRAILERS: Final = ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString()
+RESPONSE_HEADERS: Final = ProcessingResponse(response_headers=HeadersResponse()).SerializeToString()
+RESPONSE_BODY: Final = ProcessingResponse(response_body=BodyResponse()).SerializeToString()
+RESPONSE_TRAILERS: Final = ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString()
+
+Header = tuple[bytes, bytes]
+
+
+def _mutation(headers: Iterable[Header], remove: Iterable[str] = ()) -> HeaderMutation:
+    return HeaderMutation(
+        set_headers=[
+            HeaderValueOption(header=HeaderValue(key=key, raw_value=value), append_action=_OVERWRITE)
+            for key, value in headers
+        ],
+        remove_headers=remove,
+    )
+
+
+def _with_destination(reply: ProcessingResponse, destination: str) -> bytes:
+    reply.dynamic_metadata.get_or_create_struct(METADATA_NAMESPACE)[DESTINATION] = destination
+    return reply.SerializeToString()
+
+
+def routed_headers(
+    destination: str, headers: Iterable[Header], remove: Iterable[str], *, skip_body: bool = False
+) -> bytes:
+    """Answer to request headers that sends the request to `destination`; `skip_body`: the body need not come here."""
+    common = CommonResponse(header_mutation=_mutation(headers, remove), clear_route_cache=True)
+    reply = ProcessingResponse(request_headers=HeadersResponse(response=common))
+    if skip_body:
+        reply.mode_override.CopyFrom(_SKIP_BODY)
+    return _with_destination(reply, destination)
+
+
+def routed_body(destination: str, headers: Iterable[Header], remove: Iterable[str], body: bytes | None) -> bytes:
+    """Answer to a buffered request body that sends the request to `destination`; `body` only where it changed."""
+    common = CommonResponse(header_mutation=_mutation(headers, remove), clear_route_cache=True)
+    if body is not None:
+        common.body_mutation.body = body
+    return _with_destination(ProcessingResponse(request_body=BodyResponse(response=common)), destination)
+
+
+def response_headers(headers: Iterable[Header]) -> bytes:
+    common = CommonResponse(header_mutation=_mutation(headers))
+    return ProcessingResponse(response_headers=HeadersResponse(response=common)).SerializeToString()
+
+
+def streamed_request_body(body: bytes, *, end_of_stream: bool) -> Iterator[bytes]:
+    """The body in chunks that Envoy takes; the end of stream, if it is to be told, on the last only."""
+    for mutation in _chunks(body, end_of_stream):
+        yield ProcessingResponse(request_body=BodyResponse(response=mutation)).SerializeToString()
+
+
+def streamed_response_body(body: bytes, *, end_of_stream: bool) -> Iterator[bytes]:
+    for mutation in _chunks(body, end_of_stream):
+        yield ProcessingResponse(response_body=BodyResponse(response=mutation)).SerializeToString()
+
+
+def _chunks(body: bytes, end_of_stream: bool) -> Iterator[CommonResponse]:
+    for start in range(0, len(body) or 1, CHUNK_BYTES):
+        last = start + CHUNK_BYTES >= len(body)
+        chunk = StreamedBodyResponse(body=body[start : start + CHUNK_BYTES], end_of_stream=end_of_stream and last)
+        yield CommonResponse(body_mutation=BodyMutation(streamed_response=chunk))
+
+
+def immediate(answer: HttpAnswer, headers: Iterable[Header] = ()) -> bytes:
+    """End the request here with `answer`."""
+    own = [(b"content-type", b"application/json"), *headers]
+    if answer.retry_after_s is not None:
+        own.append((b"retry-after", str(answer.retry_after_s).encode()))
+    return ProcessingResponse(
+        immediate_response=ImmediateResponse(
+            status=HttpStatus(code=answer.status), headers=_mutation(own), body=answer.body, details=answer.details
+        )
+    ).SerializeToString()
+
+
+_SKIP_BODY = ProcessingMode(
+    request_header_mode="SEND",
+    response_header_mode="SEND",
+    request_body_mode=NONE,
+    response_body_mode=NONE,
+    request_trailer_mode="SKIP",
+    response_trailer_mode="SEND",
+)

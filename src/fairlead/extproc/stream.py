@@ -1,0 +1,235 @@
+"""One HTTP request as Envoy's external-processing protocol tells it: messages in, replies out, no I/O.
+
+    request headers -> [body ...] -> [trailers] -> response headers -> [body ...] -> [trailers] -> end
+
+In BUFFERED mode headers are answered at once and the pick is made on the body. In FULL_DUPLEX_STREAMED mode nothing is
+answered until the whole body is here; then headers and body go back together. A path that is not a generation API is
+picked on its headers and its body passes unread.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from fairlead.core.prompt import generation_path
+from fairlead.core.router import Decision, Refusal
+from fairlead.extproc import headers as h
+from fairlead.extproc import refusals, replies
+from fairlead.extproc.models import models_answer
+from fairlead.extproc.pb.ext_proc_pb2 import BUFFERED, FULL_DUPLEX_STREAMED, ProcessingRequest
+from fairlead.extproc.pick import Refused, Shared, pick
+from fairlead.extproc.refusals import HttpAnswer
+
+ABORTED_CODE: Final = 499  # the stream ended before the engine answered
+_PASS: Final = {
+    "request_headers": replies.REQUEST_HEADERS,
+    "request_body": replies.REQUEST_BODY,
+    "request_trailers": replies.REQUEST_TRAILERS,
+    "response_headers": replies.RESPONSE_HEADERS,
+    "response_body": replies.RESPONSE_BODY,
+    "response_trailers": replies.RESPONSE_TRAILERS,
+}
+Replies = Iterable[bytes]
+
+
+class Stream:
+    """The state of one request. `on` takes each message; `close` must follow, whichever way the stream ends."""
+
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_code",
+        "_decision",
+        "_ended",
+        "_headers",
+        "_path",
+        "_request_duplex",
+        "_request_id",
+        "_response_duplex",
+        "_route",
+        "_settled",
+        "_shared",
+        "_started_s",
+        "_subset",
+    )
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._started_s = shared.clock_s()
+        self._headers: h.Headers = {}
+        self._path: str | None = None  # of a generation API; None: the body passes unread
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._subset: Collection[str] | None = None
+        self._request_id = b""
+        self._request_duplex = self._response_duplex = False
+        self._settled = False  # the request's headers and body have been answered
+        self._ended = False
+        self._decision: Decision | None = None
+        self._route = ""
+        self._code = ABORTED_CODE
+
+    def on(self, message: ProcessingRequest) -> Replies:
+        """Replies to one message, in order. Raises nothing that a client could cause."""
+        kind = message.WhichOneof("request")
+        if kind == "request_body":
+            return self._on_request_body(message)
+        if kind == "request_headers":
+            return self._on_request_headers(message)
+        if kind == "response_headers":
+            return self._on_response_headers(message)
+        if kind == "response_body":
+            return self._on_response_body(message)
+        if kind == "request_trailers":
+            return self._on_request_trailers()
+        if kind == "response_trailers":
+            self.close()
+            return (replies.RESPONSE_TRAILERS,)
+        return ()
+
+    def close(self) -> None:
+        """The request ended: give its load back and count it, once."""
+        decision = self._decision
+        if self._ended or decision is None:
+            return
+        self._ended = True
+        endpoint = decision.ticket.endpoint
+        decision.ticket.release()
+        address = endpoint.address if endpoint is not None else decision.addresses[0]
+        duration_s = self._shared.clock_s() - self._started_s
+        self._shared.recorder.ended(self._route, decision.model, address, self._code, duration_s)
+
+    def pass_on(self, message: ProcessingRequest) -> Replies:
+        """Replies that change nothing, for when `on` raised: Envoy's fallback policy picks, and the request flows."""
+        kind = message.WhichOneof("request")
+        if kind is None:
+            return ()
+        if kind == "response_body" and self._response_duplex:
+            return self._on_response_body(message)
+        if not self._request_duplex or self._settled or not kind.startswith("request_"):
+            return (_PASS[kind],)
+        self._settled = True
+        self._path = None
+        if kind == "request_headers":
+            return (replies.REQUEST_HEADERS,)
+        ended = kind == "request_body" and message.request_body.end_of_stream
+        body = replies.streamed_request_body(b"".join(self._body), end_of_stream=ended)
+        return (replies.REQUEST_HEADERS, *body, *((replies.REQUEST_TRAILERS,) if kind == "request_trailers" else ()))
+
+    # ---- request ------------------------------------------------------------------------------------------------
+
+    def _on_request_headers(self, message: ProcessingRequest) -> Replies:
+        headers = self._headers = h.read(message.request_headers.headers)
+        self._subset = h.subset_hint(message)
+        self._request_id = headers.get(h.REQUEST_ID) or uuid.uuid4().hex.encode()
+        body_mode = BUFFERED
+        if message.HasField("protocol_config"):
+            body_mode = message.protocol_config.request_body_mode
+            self._request_duplex = body_mode == FULL_DUPLEX_STREAMED
+            self._response_duplex = message.protocol_config.response_body_mode == FULL_DUPLEX_STREAMED
+        path = headers.get(b":path", b"").decode("latin-1")
+        if headers.get(b":method") == b"POST":
+            self._path = generation_path(path)
+        elif (answer := models_answer(path, self._shared.router.pool)) is not None:
+            return self._refuse(answer)
+        if self._path is not None and body_mode in (BUFFERED, FULL_DUPLEX_STREAMED):
+            if message.request_headers.end_of_stream:
+                return self._refuse(refusals.malformed("The request has no body; send JSON", None))
+            return () if self._request_duplex else (replies.REQUEST_HEADERS,)
+        self._path = None
+        return self._pick_unread()
+
+    def _on_request_body(self, message: ProcessingRequest) -> Replies:
+        part = message.request_body
+        if self._path is None and self._request_duplex:
+            return replies.streamed_request_body(part.body, end_of_stream=part.end_of_stream)
+        if self._settled:  # a second end of stream: in duplex mode it is ours to tell, and was told
+            return () if self._request_duplex else (replies.REQUEST_BODY,)
+        self._body.append(part.body)
+        self._body_bytes += len(part.body)
+        if self._body_bytes > self._shared.max_body_bytes:
+            return self._refuse(refusals.too_large(self._shared.max_body_bytes))
+        if self._subset is None:
+            self._subset = h.subset_hint(message)
+        if part.end_of_stream:
+            return self._pick(end_of_stream=True)
+        return () if self._request_duplex else (replies.REQUEST_BODY,)
+
+    def _on_request_trailers(self) -> Replies:
+        if self._settled or not self._request_duplex:
+            return (replies.REQUEST_TRAILERS,)
+        answers = self._pick(end_of_stream=False)
+        return answers if self._decision is None else (*answers, replies.REQUEST_TRAILERS)
+
+    def _pick(self, *, end_of_stream: bool) -> Replies:
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        picked = pick(self._shared, self._path or "", self._headers, self._request_id, body, self._subset)
+        self._body = []
+        if isinstance(picked, Refused):
+            return self._refuse(picked.answer, picked.route)
+        destination, headers = self._settle(picked.decision, picked.route)
+        removed = h.forbidden_in(self._headers)
+        if self._request_duplex:
+            whole = body if picked.body is None else picked.body
+            streamed = replies.streamed_request_body(whole, end_of_stream=end_of_stream)
+            return (replies.routed_headers(destination, headers, removed), *streamed)
+        if picked.body is not None:
+            headers.append((b"content-length", str(len(picked.body)).encode()))
+        return (replies.routed_body(destination, headers, removed, picked.body),)
+
+    def _pick_unread(self) -> Replies:
+        decision = self._shared.router.decide_unread(self._subset)
+        if isinstance(decision, Refusal):
+            return self._refuse(refusals.no_endpoint())
+        destination, headers = self._settle(decision, "")
+        removed = h.forbidden_in(self._headers)
+        return (replies.routed_headers(destination, headers, removed, skip_body=not self._request_duplex),)
+
+    def _settle(self, decision: Decision, route: str) -> tuple[str, list[replies.Header]]:
+        """Keep the decision; the destination to announce, and the headers to set on the request."""
+        self._settled = True
+        self._decision = decision
+        self._route = route
+        destination = ",".join(decision.addresses)
+        return destination, [(h.DESTINATION, destination.encode()), (h.REQUEST_ID, self._request_id)]
+
+    def _refuse(self, answer: HttpAnswer, route: str = "") -> Replies:
+        self._settled = True
+        self._body = []
+        self._shared.recorder.ended(route, "", "", answer.status, self._shared.clock_s() - self._started_s)
+        return (replies.immediate(answer, ((h.REQUEST_ID, self._request_id),)),)
+
+    # ---- response -----------------------------------------------------------------------------------------------
+
+    def _on_response_headers(self, message: ProcessingRequest) -> Replies:
+        decision = self._decision
+        if decision is None:
+            return (replies.RESPONSE_HEADERS,)
+        self._code = h.status(message.response_headers.headers) or ABORTED_CODE
+        address = h.served_address(message) or decision.addresses[0]
+        why = decision.why if address == decision.addresses[0] else "fallback"
+        served = self._shared.router.pool.by_address.get(address)
+        if served is not None:
+            decision.ticket.move(served)
+        if message.response_headers.end_of_stream:
+            self.close()
+        return (
+            replies.response_headers(
+                (
+                    (h.MODEL, decision.model.encode()),
+                    (h.ENDPOINT, address.encode()),
+                    (h.DECISION, why.encode()),
+                    (h.REQUEST_ID, self._request_id),
+                )
+            ),
+        )
+
+    def _on_response_body(self, message: ProcessingRequest) -> Replies:
+        part = message.response_body
+        if part.end_of_stream:
+            self.close()
+        if self._response_duplex:
+            return replies.streamed_response_body(part.body, end_of_stream=part.end_of_stream)
+        return (replies.RESPONSE_BODY,)

@@ -1,0 +1,57 @@
+"""fairlead: the default policy. Network, cache, queue and decoding in one cost, divided by the chance of being right.
+
+cost = (rtt_weight * rtt + prefill_ms_per_token * (uncached + queue_weight * pending) + decode) / Q * penalty^attempts.
+Every term is in milliseconds, so a weight of 1 is the physical one. Sources: GORGO (network, cache, queue), LAAR (Q).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.core.cost import CostTerms
+from fairlead.core.facts import RequestFacts
+from fairlead.core.pool import Candidate
+from fairlead.core.ranking import Ranking, least_first
+from fairlead.policies.registry import Rule, register
+
+
+@register("fairlead")
+class Fairlead(Rule, frozen=True):
+    rtt_weight: Annotated[float, Meta(ge=0)] = 1.0
+    queue_weight: Annotated[float, Meta(ge=0)] = 1.0
+    batch_slowdown: Annotated[float, Meta(ge=0)] = 0.03  # of decoding, for each request that shares the batch
+    retry_penalty: Annotated[float, Meta(ge=1, le=1e6)] = 1000.0  # a model that failed at temperature 0 fails again
+
+    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:  # noqa: ARG002
+        rtt_weight, queue_weight, slowdown = self.rtt_weight, self.queue_weight, self.batch_slowdown
+        output_tokens, penalty = request.output_tokens, self.retry_penalty
+        return Ranking(
+            least_first(
+                candidates,
+                lambda c: (
+                    (
+                        rtt_weight * c.rtt_ms
+                        + c.prefill_ms_per_token * (c.uncached_tokens + queue_weight * c.pending_prefill_tokens)
+                        + c.decode_ms_per_token * output_tokens * (1 + slowdown * c.inflight_requests)
+                    )
+                    / c.success_probability
+                    * penalty**c.attempts
+                ),
+            )
+        )
+
+    def explain(self, request: RequestFacts, candidate: Candidate) -> CostTerms:
+        c = candidate
+        return CostTerms(
+            rtt_ms=self.rtt_weight * c.rtt_ms,
+            prefill_ms=c.prefill_ms_per_token * c.uncached_tokens,
+            queue_ms=c.prefill_ms_per_token * self.queue_weight * c.pending_prefill_tokens,
+            decode_ms=c.decode_ms_per_token * request.output_tokens * (1 + self.batch_slowdown * c.inflight_requests),
+            success_probability=c.success_probability,
+            attempts=c.attempts,
+            retry_penalty=self.retry_penalty,
+        )

@@ -1,0 +1,67 @@
+"""The admin port: health for probes, Prometheus metrics, and pages that explain what the router did.
+
+It answers anyone who reaches it, so it listens on loopback unless told otherwise. It shows no prompt and no secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from fairlead.core.cost import CostTerms
+from fairlead.core.router import Choice
+from fairlead.telemetry.metrics import render
+from fairlead.telemetry.recorder import KEPT_DECISIONS, DecisionRecord, Recorder
+
+
+def admin_app(
+    recorder: Recorder, collector: Collector, ready: Callable[[], bool], config: Callable[[], dict[str, object]]
+) -> web.Application:
+    """The pages. `ready` tells whether new requests are taken, `config` what is in force."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        return web.Response(text="ready\n") if ready() else web.Response(status=503, text="draining\n")
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=render(collector), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def decisions(request: web.Request) -> web.Response:
+        wanted = request.query.get("limit", str(KEPT_DECISIONS))
+        if not (wanted.isascii() and wanted.isdigit()):
+            return web.Response(status=400, text="limit must be a number, for example ?limit=20\n")
+        newest_first = list(recorder.decisions)[::-1][: int(wanted)]
+        return _json({"decisions": [_shown(record) for record in newest_first]})
+
+    async def in_force(_: web.Request) -> web.Response:
+        return _json(config())
+
+    app = web.Application()
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/debug/decisions", decisions)
+    app.router.add_get("/debug/config", in_force)
+    return app
+
+
+def _json(document: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+
+
+def _shown(record: DecisionRecord) -> dict[str, object]:
+    return msgspec.structs.asdict(record) | {"best": [_shown_choice(choice) for choice in record.best]}
+
+
+def _shown_choice(choice: Choice) -> dict[str, object]:
+    terms: CostTerms | None = choice.terms
+    shown = msgspec.structs.asdict(choice)
+    if terms is not None:
+        shown["terms"] = msgspec.structs.asdict(terms) | {"total_ms": terms.total_ms()}
+    return shown

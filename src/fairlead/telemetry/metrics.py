@@ -1,0 +1,112 @@
+"""Prometheus metrics, made from the recorder's and the pool's plain counts when they are scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from fairlead.core.router import Router
+from fairlead.telemetry.recorder import Histogram, Recorder
+
+
+class FairleadCollector(Collector):
+    """Reads counts; must be scraped on the event loop that writes them."""
+
+    def __init__(self, router: Router, recorder: Recorder, running_streams: Callable[[], int]) -> None:
+        self._router = router
+        self._recorder = recorder
+        self._running_streams = running_streams
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._requests()
+        yield from self._pool()
+        yield from self._faults()
+
+    def _requests(self) -> Iterator[Metric]:
+        recorder = self._recorder
+        requests = CounterMetricFamily(
+            "fairlead_requests",
+            "Requests ended, by asked model or route, serving model and endpoint, and status (499: client left first)",
+            labels=("route", "model", "endpoint", "code"),
+        )
+        for (route, model, endpoint, code), count in recorder.requests.items():
+            requests.add_metric((route, model, endpoint, str(code)), count)
+        yield requests
+        yield _histogram(
+            "fairlead_decision_seconds",
+            "Time from the whole body to the decision, parsing included",
+            (),
+            [((), recorder.decision_seconds)],
+        )
+        yield _histogram(
+            "fairlead_cost_milliseconds",
+            "Cost of the chosen endpoint: each term in ms, and the total after dividing by the chance of being right",
+            ("term",),
+            [((term,), histogram) for term, histogram in recorder.cost_ms.items()],
+        )
+        yield _histogram(
+            "fairlead_request_duration_seconds",
+            "From request headers to the end of the response",
+            ("model",),
+            [((model,), histogram) for model, histogram in recorder.durations.items()],
+        )
+        yield _counter("fairlead_attempts", "Requests sent to a model, first tries and retries", recorder.attempts)
+        yield _counter("fairlead_prompt_tokens", "Prompt tokens sent to a model, estimated", recorder.prompt_tokens)
+
+    def _pool(self) -> Iterator[Metric]:
+        inflight = GaugeMetricFamily(
+            "fairlead_inflight_requests", "Requests sent and not ended", labels=("endpoint", "model")
+        )
+        pending = GaugeMetricFamily(
+            "fairlead_pending_prefill_tokens", "Prompt tokens sent whose first answer token is due", labels=("endpoint",)
+        )
+        up = GaugeMetricFamily("fairlead_endpoint_up", "1 if the endpoint may be chosen, else 0", labels=("endpoint",))
+        rtt = GaugeMetricFamily("fairlead_rtt_seconds", "Network round trip, smoothed", labels=("endpoint",))
+        for endpoint in self._router.pool.endpoints:
+            inflight.add_metric((endpoint.address, endpoint.model), endpoint.inflight_requests)
+            pending.add_metric((endpoint.address,), endpoint.pending_prefill_tokens)
+            up.add_metric((endpoint.address,), float(endpoint.healthy))
+            rtt.add_metric((endpoint.address,), endpoint.rtt_ms / 1e3)
+        yield from (inflight, pending, up, rtt)
+
+    def _faults(self) -> Iterator[Metric]:
+        failures = CounterMetricFamily(
+            "fairlead_failures",
+            "Faults of Fairlead itself; requests went on without its advice. The log has the cause",
+            labels=("stage",),
+        )
+        failures.add_metric(("policy",), self._router.policy_failures)
+        failures.add_metric(("stream",), self._recorder.stream_failures)
+        yield failures
+        yield GaugeMetricFamily(
+            "fairlead_running_streams", "Processing streams open now", value=self._running_streams()
+        )
+
+
+def render(collector: Collector) -> bytes:
+    """Prometheus text of one collector."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return generate_latest(registry)
+
+
+def _counter(name: str, text: str, by_model: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=("model",))
+    for model, count in by_model.items():
+        family.add_metric((model,), count)
+    return family
+
+
+def _histogram(
+    name: str, text: str, labels: tuple[str, ...], series: Iterable[tuple[tuple[str, ...], Histogram]]
+) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, histogram in series:
+        bounds = (*map(str, histogram.bounds), "+Inf")
+        family.add_metric(values, list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.sum)
+    return family

@@ -1,0 +1,119 @@
+"""What the request path leaves behind: plain counts, and the last decisions for people to read.
+
+Nothing here locks, logs or allocates without bound; `telemetry.metrics` turns the counts into Prometheus text when it
+is asked for them.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from fairlead.core.facts import RequestFacts
+from fairlead.core.lengths import BUCKETS
+from fairlead.core.router import Choice, Decision
+
+KEPT_DECISIONS: Final = 1000
+
+DECISION_SECONDS: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
+COST_MILLISECONDS: Final = (1.0, 5.0, 20.0, 100.0, 500.0, 2000.0, 10_000.0, 60_000.0)
+DURATION_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+COST_TERMS: Final = ("rtt", "prefill", "queue", "decode", "total")
+
+
+class Histogram:
+    """Counts by upper bound; the last count is of values above every bound."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class DecisionRecord(msgspec.Struct, frozen=True, gc=False):
+    """One decision as the admin page shows it. It holds no prompt text and no session id."""
+
+    at: float  # Unix time, seconds
+    request_id: str
+    asked: str
+    language: str
+    bucket: str
+    tokens: int
+    attempted: tuple[str, ...]
+    model: str
+    endpoints: tuple[str, ...]
+    why: str
+    considered: int
+    best: tuple[Choice, ...]
+
+
+class Recorder:
+    """Written by the request path, read by the admin server on the same event loop."""
+
+    def __init__(self) -> None:
+        self.decisions: deque[DecisionRecord] = deque(maxlen=KEPT_DECISIONS)
+        self.requests: dict[tuple[str, str, str, int], int] = {}  # by route, model, endpoint, code
+        self.durations: dict[str, Histogram] = {}  # by model
+        self.attempts: dict[str, int] = {}  # by model
+        self.prompt_tokens: dict[str, int] = {}  # by model
+        self.decision_seconds = Histogram(DECISION_SECONDS)
+        self.cost_ms = {term: Histogram(COST_MILLISECONDS) for term in COST_TERMS}
+        self.stream_failures = 0
+        self.last_stream_failure = ""
+
+    def decided(self, request: RequestFacts, decision: Decision, request_id: bytes, duration_s: float) -> None:
+        """A request was given an endpoint, after `duration_s` of work."""
+        model, best = decision.model, decision.best
+        self.attempts[model] = self.attempts.get(model, 0) + 1
+        self.prompt_tokens[model] = self.prompt_tokens.get(model, 0) + request.tokens
+        self.decision_seconds.observe(duration_s)
+        terms = best[0].terms if best else None
+        if terms is not None:
+            cost_ms = self.cost_ms
+            cost_ms["rtt"].observe(terms.rtt_ms)
+            cost_ms["prefill"].observe(terms.prefill_ms)
+            cost_ms["queue"].observe(terms.queue_ms)
+            cost_ms["decode"].observe(terms.decode_ms)
+            cost_ms["total"].observe(terms.total_ms())
+        self.decisions.append(
+            DecisionRecord(
+                at=time.time(),
+                request_id=request_id[:64].decode("latin-1"),
+                asked=request.model,
+                language=request.language,
+                bucket=BUCKETS[request.bucket],
+                tokens=request.tokens,
+                attempted=tuple([name[:64] for name in request.attempted]),
+                model=model,
+                endpoints=decision.addresses,
+                why=decision.why,
+                considered=decision.considered,
+                best=best,
+            )
+        )
+
+    def ended(self, route: str, model: str, endpoint: str, code: int, duration_s: float) -> None:
+        """A request ended with `code`; model and endpoint are empty where Fairlead answered itself."""
+        key = (route, model, endpoint, code)
+        self.requests[key] = self.requests.get(key, 0) + 1
+        if not model:
+            return
+        durations = self.durations.get(model)
+        if durations is None:
+            durations = self.durations[model] = Histogram(DURATION_SECONDS)
+        durations.observe(duration_s)
+
+    def stream_failed(self, cause: str) -> None:
+        """A fault of ours while handling a message; the request went on without us."""
+        self.stream_failures += 1
+        self.last_stream_failure = cause
