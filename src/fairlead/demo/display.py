@@ -1,0 +1,125 @@
+"""What the demo shows: a live picture of each phase, and the policies side by side at the end.
+
+Rich draws it in place on a terminal; into a file or a pipe each picture is printed once, when its phase has ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from rich.box import SIMPLE
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fairlead.demo.results import Improvement, Result, Summary, improvement
+
+_REFRESHES_PER_SECOND = 8
+
+
+class Phase:
+    """One row of questions: how far it is, where its requests went and why, and how long right answers took."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self.results: list[Result] = []
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()
+        )
+        self._task = self._progress.add_task(escape(title), total=total)
+
+    def advance(self) -> None:
+        self._progress.advance(self._task)
+
+    def add(self, result: Result) -> None:
+        self.results.append(result)
+        self.advance()
+
+    def __rich__(self) -> RenderableType:
+        if not self.results:
+            return self._progress
+        return Group(self._progress, _where(self.results), _sentence(Summary.of(self.results)), "")
+
+
+@contextmanager
+def shown(console: Console, phase: Phase) -> Iterator[Phase]:
+    """Draw `phase` while the block runs, and leave its last picture on the screen."""
+    with Live(phase, console=console, refresh_per_second=_REFRESHES_PER_SECOND):
+        yield phase
+
+
+def comparison(results: Mapping[str, Sequence[Result]], ours: str) -> RenderableType:
+    """All policies in one table, and by how much `ours` shortened the time to a correct answer."""
+    table = Table(title="The same questions under each policy", box=SIMPLE)
+    table.add_column("policy")
+    for heading in (
+        "mean time to\ncorrect answer",
+        "median",
+        "right at first\nattempt",
+        "right in\nthe end",
+        "attempts\na question",
+    ):
+        table.add_column(heading, justify="right")
+    for policy, of_policy in results.items():
+        summary = Summary.of(of_policy)
+        table.add_row(
+            policy,
+            _ms(summary.mean_ms),
+            _ms(summary.median_ms),
+            f"{summary.first_attempt_success:.0%}",
+            f"{summary.success:.0%}",
+            f"{summary.attempts:.2f}",
+            style="bold" if policy == ours else "",
+        )
+    others = [policy for policy in results if policy != ours]
+    lines = [_improvement_sentence(ours, other, improvement(results[ours], results[other])) for other in others]
+    return Group(table, *lines, "[dim]Times of questions that nobody answered rightly count up to the last attempt.[/]")
+
+
+def _improvement_sentence(ours: str, other: str, found: Improvement) -> str:
+    word = "below" if found.share >= 0 else "ABOVE"
+    share, low, high = abs(found.share), found.low, found.high
+    if found.share < 0:
+        low, high = -high, -low
+    doubt = "" if found.beyond_chance else ": may be chance"
+    return (
+        f"[bold]{ours}[/]: time to correct answer [bold]{share:.1%} {word}[/] {other} "
+        f"(95 % interval {low:.1%} to {high:.1%}{doubt})"
+    )
+
+
+def _where(results: Sequence[Result]) -> Table:
+    table = Table(box=SIMPLE)
+    table.add_column("model")
+    table.add_column("endpoint")
+    for heading in ("requests", "right", "mean time"):
+        table.add_column(heading, justify="right")
+    table.add_column("chosen by")
+    attempts = [attempt for result in results for attempt in result.attempts]
+    for model, endpoint in sorted({(attempt.model, attempt.endpoint) for attempt in attempts}):
+        here = [attempt for attempt in attempts if (attempt.model, attempt.endpoint) == (model, endpoint)]
+        reasons = Counter(attempt.decision or "gateway alone" for attempt in here)
+        table.add_row(
+            escape(model),
+            endpoint,
+            str(len(here)),
+            f"{sum(attempt.correct for attempt in here) / len(here):.0%}",
+            _ms(sum(attempt.duration_ms for attempt in here) / len(here)),
+            ", ".join(f"{reason} {count}" for reason, count in reasons.most_common()),
+        )
+    return table
+
+
+def _sentence(summary: Summary) -> str:
+    return (
+        f"  time to correct answer: mean [bold]{_ms(summary.mean_ms)}[/], median {_ms(summary.median_ms)}; "
+        f"right at first attempt {summary.first_attempt_success:.0%}, in the end {summary.success:.0%}; "
+        f"{summary.attempts:.2f} attempts"
+    )
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:,.0f} ms"
