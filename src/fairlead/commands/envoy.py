@@ -34,7 +34,7 @@ def envoy(
     from fairlead.config import load
     from fairlead.errors import UserError
 
-    tree = gateway.bootstrap(load(config), admin_address=_admin_address(admin), mode=mode)
+    tree = gateway.bootstrap(load(config), admin_address=admin, mode=mode)
     if validate:
         gateway.validate(tree)
     command = f"fairlead envoy --config {config.name}" + ("" if mode == "buffered" else f" --mode {mode}")
@@ -46,14 +46,3 @@ def envoy(
         Path(output).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output {output}: cannot be written ({error.strerror}); pass the path of a file") from None
-
-
-def _admin_address(address: str) -> str:
-    from fairlead.config import host_and_port
-    from fairlead.errors import UserError
-
-    try:
-        host_and_port(address)
-    except ValueError as error:
-        raise UserError(f"--admin: {error}") from None
-    return address

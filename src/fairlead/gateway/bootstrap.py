@@ -1,7 +1,7 @@
 """Envoy's bootstrap for a Fairlead configuration: one listener, the pool, the sidecar, and an admin page.
 
 `bootstrap` builds it as plain dictionaries in the shape of Envoy's own YAML, `render` writes them. What a setting is
-for stands beside it in `listener` and `clusters`, and for users in `docs/envoy.md`. Field names are those of Envoy 1.40.
+for stands beside it in `listener` and `clusters`, and for users in `docs/envoy.md`. Fields are those of Envoy 1.40.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fairlead.config import Config
 from fairlead.errors import UserError
 from fairlead.gateway.clusters import engines_cluster, sidecar_cluster
 from fairlead.gateway.listener import listener
-from fairlead.gateway.parts import MOST_BODY_BYTES, Mode, Part, listen_on, type_url
+from fairlead.gateway.parts import MOST_BODY_BYTES, MOST_PROCESSOR_TIMEOUT_MS, Mode, Part, listen_on, type_url
 
 __all__ = ["Mode", "bootstrap", "comment", "render"]
 
@@ -23,11 +23,14 @@ MOST_CLIENT_CONNECTIONS = 50_000
 
 
 def bootstrap(config: Config, *, admin_address: str = "127.0.0.1:9901", mode: Mode = "buffered") -> dict[str, Any]:
-    """Raises UserError for what Envoy cannot do: listen on a host name, buffer 2 GiB."""
+    """Raises UserError for what Envoy cannot do: listen on a host name, buffer 2 GiB, wait for more than an hour."""
     if config.gateway.max_body_bytes > MOST_BODY_BYTES:
         raise UserError(
             f"gateway.max_body_bytes: Envoy buffers at most {MOST_BODY_BYTES} bytes; write a smaller number"
         )
+    if config.gateway.processor_timeout_ms > MOST_PROCESSOR_TIMEOUT_MS:
+        longest = f"Envoy waits at most {MOST_PROCESSOR_TIMEOUT_MS} ms"
+        raise UserError(f"gateway.processor_timeout_ms: {longest}; write a smaller number")
     return {
         "node": {"id": "fairlead", "cluster": "fairlead"},
         "admin": {"address": listen_on("admin", admin_address)},

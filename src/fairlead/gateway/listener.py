@@ -199,14 +199,13 @@ def _route(name: str, match: Part, retry_policy: Part | None) -> Part:
 
 
 _FAILURES = "5xx,reset,connect-failure,refused-stream"
-_BACK_OFF = {"base_interval": "0.025s", "max_interval": "0.250s"}
 
 
 def _retry_down_the_list(fallbacks: int) -> Part | None:
     """The sidecar's list names the next address, so that nothing has to be avoided here."""
     if fallbacks == 0:
         return None
-    return {"retry_on": _FAILURES, "num_retries": fallbacks, "retry_back_off": _BACK_OFF}
+    return {"retry_on": _FAILURES, "num_retries": fallbacks, "retry_back_off": _back_off(base_ms=25)}
 
 
 def _retry_elsewhere(retries: int) -> Part | None:
@@ -218,10 +217,14 @@ def _retry_elsewhere(retries: int) -> Part | None:
         "retry_on": f"{_FAILURES},retriable-status-codes",
         "retriable_status_codes": [404],
         "num_retries": retries,
-        "retry_back_off": _BACK_OFF,
+        "retry_back_off": _back_off(base_ms=5),  # short, since each attempt goes to another engine
         "retry_host_predicate": [
             {"name": "envoy.retry_host_predicates.previous_hosts", "typed_config": {"@type": type_url(previous_hosts)}}
         ],
-        # Draws until a host that was not tried comes up; with 7 of 8 tried, 64 draws miss it once in 5,000.
-        "host_selection_retry_max_attempts": 64,
+        # Draws until a host comes up that was not tried. Where 7 of 8 were, 64 draws would miss it once in 5,000 times.
+        "host_selection_retry_max_attempts": 256,
     }
+
+
+def _back_off(base_ms: float) -> Part:
+    return {"base_interval": seconds(base_ms), "max_interval": seconds(10 * base_ms)}

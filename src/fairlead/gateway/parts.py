@@ -20,6 +20,9 @@ SIDECAR_CLUSTER = "fairlead"
 # Envoy keeps buffer limits and HTTP/2 windows in 31 bits.
 MOST_BODY_BYTES = 2**31 - 1
 
+# Envoy refuses a longer wait for one message of the processor.
+MOST_PROCESSOR_TIMEOUT_MS = 3_600_000
+
 
 def seconds(duration_ms: float) -> str:
     """A duration as protobuf's JSON form writes it."""
@@ -36,7 +39,10 @@ def is_ip(host: str) -> bool:
 
 def listen_on(key: str, address: str) -> Part:
     """An address that Envoy binds. Raises UserError for a host name: Envoy binds IP addresses only."""
-    host, port = host_and_port(address)
+    try:
+        host, port = host_and_port(address)
+    except ValueError as error:
+        raise UserError(f"{key}: {error}") from None
     if not is_ip(host):
         example = "127.0.0.1" if host == "localhost" else "0.0.0.0"
         raise UserError(f'{key}: "{host}" is a name and Envoy listens on IP addresses only; write {example}:{port}')

@@ -7,6 +7,7 @@ also when the parent is killed before it can stop it.
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import subprocess
 import tempfile
@@ -19,7 +20,6 @@ import aiohttp
 from fairlead.errors import UserError
 from fairlead.gateway.bootstrap import render
 
-_STOP_WITHIN_S = 5.0
 _POLL_S = 0.01
 
 
@@ -57,10 +57,12 @@ class EnvoyProcess:
         concurrency: int = 1,
         log_path: Path | None = None,
         ready_within_s: float = 10.0,
+        stop_within_s: float = 5.0,
     ) -> None:
         self._bootstrap = bootstrap
         self._concurrency = concurrency
         self._ready_within_s = ready_within_s
+        self._stop_within_s = stop_within_s
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._log_path = log_path
         self._process: asyncio.subprocess.Process | None = None
@@ -137,18 +139,18 @@ class EnvoyProcess:
     async def _stop(self) -> None:
         try:
             if self._process is not None:
-                await _terminate(self._process)
+                await _terminate(self._process, self._stop_within_s)
         finally:
             if self._folder is not None:
                 self._folder.cleanup()
 
 
-async def _terminate(process: asyncio.subprocess.Process) -> None:
+async def _terminate(process: asyncio.subprocess.Process, within_s: float) -> None:
     if process.returncode is not None:
         return
     try:
         process.terminate()
-        async with asyncio.timeout(_STOP_WITHIN_S):
+        async with asyncio.timeout(within_s):
             await process.wait()
     except ProcessLookupError:
         await process.wait()
@@ -173,7 +175,9 @@ def _ends_with_parent() -> list[str]:
 
 
 def _reason(log: str) -> str:
-    """Envoy's message without time stamp and source line; the last lines where there is none."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    told = [line.rpartition("] ")[2] for line in lines if "[critical]" in line or "[error]" in line]
-    return (told or lines or ["it said nothing"])[-1]
+    """Envoy's last complaint, without time stamp, source line and the configuration that it quotes before it."""
+    entries = re.split(r"^(?=\[\d{4}-)", log.strip(), flags=re.MULTILINE)
+    complaints = [entry for entry in entries if "[critical]" in entry or "[error]" in entry] or entries
+    last_line = complaints[-1].strip().rpartition("\n")[2]
+    sentence = re.sub(r"^(\[[^]]*\] ?)+(error initializing configuration '[^']*': )?", "", last_line)
+    return sentence.lstrip(": ") or "it said nothing"

@@ -1,0 +1,106 @@
+"""Fixtures: `engine(...)`, `processor(...)`, `envoy(...)` start real parts and stop them with the test."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+
+from fairlead.config import Config
+from fairlead.gateway import EnvoyProcess, Mode, bootstrap
+from tests.gateway.world import Engine, Processor, free_ports
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Gateway:
+    """A running Envoy and a client for it."""
+
+    process: EnvoyProcess
+    url: str
+    client: aiohttp.ClientSession
+
+    async def post(self, body: bytes = b"{}", headers: Mapping[str, str] | None = None) -> Answer:
+        return await self.ask("POST", "/v1/chat/completions", body, headers)
+
+    async def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        async with self.client.request(method, self.url + path, data=body, headers=headers) as response:
+            received = {name.lower(): value for name, value in response.headers.items()}
+            return Answer(response.status, received, await response.read())
+
+
+StartEngine = Callable[..., Awaitable[Engine]]
+StartProcessor = Callable[..., Awaitable[tuple[Processor, str]]]
+StartEnvoy = Callable[..., Awaitable[Gateway]]
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[StartEngine]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(name: str, **behaviour: Any) -> Engine:
+            started = Engine(name, **behaviour)
+            await started.start()
+            stack.push_async_callback(started.stop)
+            return started
+
+        yield start
+
+
+@pytest.fixture
+async def processor() -> AsyncIterator[StartProcessor]:
+    """Starts a processor that sends requests to the given addresses; gives it and its own address."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(*destinations: str, address: str | None = None, hangs: bool = False) -> tuple[Processor, str]:
+            started, where = Processor(destinations, hangs=hangs), address or f"127.0.0.1:{free_ports(1)[0]}"
+            await started.start(where)
+            stack.push_async_callback(started.stop)
+            return started, where
+
+        yield start
+
+
+@pytest.fixture
+def dead_address() -> Iterator[str]:
+    """Bound by nobody who listens: connections are refused for as long as the test runs."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+@pytest.fixture
+async def envoy(dead_address: str) -> AsyncIterator[StartEnvoy]:
+    """Starts Envoy for these engine addresses. Without `sidecar` the sidecar is down."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(*engines: str, sidecar: str = dead_address, mode: Mode = "buffered", **gateway: int) -> Gateway:
+            listen_port, admin_port = free_ports(2)
+            config = Config.model_validate(
+                {
+                    "listen": {"grpc": sidecar},
+                    "gateway": {"listen": f"127.0.0.1:{listen_port}", **gateway},
+                    "pool": {"endpoints": [{"address": address, "model": "m"} for address in engines]},
+                }
+            )
+            tree = bootstrap(config, admin_address=f"127.0.0.1:{admin_port}", mode=mode)
+            process = await stack.enter_async_context(EnvoyProcess(tree))
+            client = await stack.enter_async_context(
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20), auto_decompress=False)
+            )
+            return Gateway(process, f"http://127.0.0.1:{listen_port}", client)
+
+        yield start

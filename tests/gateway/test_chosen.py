@@ -1,0 +1,209 @@
+"""A real Envoy with a processor that answers: requests go down the list that the processor names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from fairlead.extproc.pb import ext_proc_pb2 as pb
+from fairlead.gateway import Mode
+from tests.gateway.conftest import StartEngine, StartEnvoy, StartProcessor
+
+MODES: list[Mode] = ["buffered", "full_duplex"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_every_request_goes_to_the_chosen_engine(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy, mode: Mode
+) -> None:
+    first, second = await engine("first"), await engine("second")
+    sidecar, address = await processor(second.address)
+    gateway = await envoy(first.address, second.address, sidecar=address, mode=mode)
+
+    answers = [await gateway.post() for _ in range(10)]
+
+    assert [answer.body for answer in answers] == [b"second"] * 10
+    assert sidecar.served == [second.address] * 10
+
+
+@pytest.mark.parametrize("failure", [{"status": 500}, {"status": 503}, {"resets": True}])
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_failing_first_choice_is_answered_by_the_second(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy, failure: dict[str, int], mode: Mode
+) -> None:
+    broken, other, spare = await engine("broken", **failure), await engine("other"), await engine("spare")
+    sidecar, address = await processor(broken.address, spare.address)
+    gateway = await envoy(broken.address, other.address, spare.address, sidecar=address, mode=mode)
+
+    answer = await gateway.post(b"x" * 100_000)
+
+    assert (answer.status, answer.body) == (200, b"spare")
+    assert [request.body for request in broken.received + spare.received] == [b"x" * 100_000] * 2
+    assert sidecar.served == [spare.address]
+
+
+async def test_a_dead_first_choice_is_answered_by_the_second(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy, dead_address: str
+) -> None:
+    other, spare = await engine("other"), await engine("spare")
+    sidecar, address = await processor(dead_address, spare.address)
+    gateway = await envoy(dead_address, other.address, spare.address, sidecar=address)
+
+    answers = [await gateway.post() for _ in range(10)]
+
+    assert [answer.body for answer in answers] == [b"spare"] * 10
+    assert sidecar.served == [spare.address] * 10
+
+
+async def test_an_engine_that_dies_between_two_health_checks_costs_the_client_nothing(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
+) -> None:
+    dies, spare = await engine("dies"), await engine("spare")
+    _, address = await processor(dies.address, spare.address)
+    gateway = await envoy(dies.address, spare.address, sidecar=address)
+    assert (await gateway.post()).body == b"dies"
+
+    await dies.stop()
+
+    assert (await gateway.post()).body == b"spare"
+
+
+async def test_a_404_of_the_chosen_engine_is_its_answer(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
+) -> None:
+    chosen, other = await engine("chosen", status=404), await engine("other")
+    _, address = await processor(chosen.address, other.address)
+    gateway = await envoy(chosen.address, other.address, sidecar=address)
+
+    answer = await gateway.post()
+
+    assert (answer.status, answer.body, other.received) == (404, b"chosen", [])
+
+
+async def test_without_fallbacks_the_first_choice_is_tried_once(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
+) -> None:
+    chosen, other = await engine("chosen", status=500), await engine("other")
+    _, address = await processor(chosen.address, other.address)
+    gateway = await envoy(chosen.address, other.address, sidecar=address, fallbacks=0)
+
+    answer = await gateway.post()
+
+    assert (answer.status, len(chosen.received), other.received) == (500, 1, [])
+
+
+async def test_an_address_named_twice_is_tried_twice_before_the_list_ends(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
+) -> None:
+    chosen, other = await engine("chosen", status=500), await engine("other")
+    _, address = await processor(chosen.address, chosen.address, chosen.address)
+    gateway = await envoy(chosen.address, other.address, sidecar=address, fallbacks=2)
+
+    answer = await gateway.post()
+
+    assert (answer.status, len(chosen.received), other.received) == (500, 3, [])
+
+
+async def test_a_client_cannot_choose_the_engine(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
+) -> None:
+    wanted, chosen = await engine("wanted"), await engine("chosen")
+    _, address = await processor(chosen.address)
+    gateway = await envoy(wanted.address, chosen.address, sidecar=address)
+
+    answers = [await gateway.post(headers={"x-gateway-destination-endpoint": wanted.address}) for _ in range(10)]
+
+    assert [answer.body for answer in answers] == [b"chosen"] * 10
+
+
+async def test_a_request_without_a_body_is_chosen_by_its_headers(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
+) -> None:
+    first, second = await engine("first"), await engine("second")
+    _, address = await processor(second.address)
+    gateway = await envoy(first.address, second.address, sidecar=address)
+
+    answers = [await gateway.ask("GET", "/v1/models") for _ in range(10)]
+
+    assert [answer.body for answer in answers] == [b"second"] * 10
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_20_mb_body_reaches_processor_and_engine_whole(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy, mode: Mode
+) -> None:
+    first = await engine("first")
+    sidecar, address = await processor(first.address)
+    gateway = await envoy(first.address, sidecar=address, mode=mode)
+    body = b"0123456789" * 2_000_000
+
+    answer = await gateway.post(body)
+
+    assert answer.status == 200
+    assert sidecar.bodies == [body]
+    assert first.received[0].body == body
+
+
+async def test_a_hung_processor_costs_its_timeout_once_and_the_request_passes(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
+) -> None:
+    first = await engine("first")
+    _, address = await processor(first.address, hangs=True)
+    gateway = await envoy(first.address, sidecar=address, processor_timeout_ms=1000)
+
+    started = time.perf_counter()
+    answer = await gateway.post()
+    took_s = time.perf_counter() - started
+
+    assert answer.status == 200
+    assert 1.0 <= took_s < 2.0
+
+
+async def test_a_refusal_of_the_processor_reaches_the_client_unchanged(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
+) -> None:
+    first = await engine("first")
+    sidecar, address = await processor(first.address)
+    body = json.dumps({"error": {"message": "too much", "type": "t", "param": None, "code": "c"}}).encode()
+    sidecar.refusal = pb.ImmediateResponse(status=pb.HttpStatus(code=413), body=body)
+    gateway = await envoy(first.address, sidecar=address)
+
+    answer = await gateway.post()
+
+    assert (answer.status, answer.body, first.received) == (413, body, [])
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_sidecar_is_used_again_soon_after_it_comes_up(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy, tmp_path: Path, mode: Mode
+) -> None:
+    first, second = await engine("first", status=404), await engine("second", status=404)
+    address = f"unix:{tmp_path}/fairlead.sock"
+    gateway = await envoy(first.address, second.address, sidecar=address, mode=mode)
+    assert (await gateway.post()).status == 404
+
+    sidecar, _ = await processor(second.address, address=address)
+
+    async with asyncio.timeout(5):
+        while not sidecar.served:
+            await gateway.post()
+    assert sidecar.served == [second.address]
+
+
+async def test_a_client_that_leaves_ends_the_request_at_the_engine(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
+) -> None:
+    first = await engine("first", stalls=True)
+    _, address = await processor(first.address)
+    gateway = await envoy(first.address, sidecar=address)
+
+    client = asyncio.create_task(gateway.post())
+    await first.reached.wait()
+    client.cancel()
+
+    async with asyncio.timeout(5):
+        await first.left.wait()
