@@ -165,13 +165,17 @@ class Config(_Section):
         served = self.pool.served_models()
         for route, models in self.routes.items():
             if route in served:
-                raise _InvalidAtError(("routes", route), f'"{route}" is also a served model; give the route another name')
+                raise _InvalidAtError(
+                    ("routes", route), f'"{route}" is also a served model; give the route another name'
+                )
             if not models:
                 raise _InvalidAtError(("routes", route), "the route has no model; list at least one served model")
             for index, model in enumerate(models):
                 if model not in served:
                     known = ", ".join(sorted(served))
-                    raise _InvalidAtError(("routes", route, index), f'no endpoint serves "{model}"; served are: {known}')
+                    raise _InvalidAtError(
+                        ("routes", route, index), f'no endpoint serves "{model}"; served are: {known}'
+                    )
         return self
 
     def model(self, name: str) -> ModelConfig:
@@ -215,7 +219,7 @@ _Path = tuple[str | int, ...]
 
 
 def _lines(node: yaml.Node, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
-    """Every key's path and its line. Raises _InvalidAtError for a key that is written twice: YAML would drop the first."""
+    """Every key's path and its line. Raises _InvalidAtError for a key written twice: YAML would drop the first."""
     yield path, node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         seen = set()

@@ -71,7 +71,10 @@ class ProcessorServer:
         stream = Stream(self._shared)
         self.running_streams += 1
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
+            while True:
+                message = await context.read()
+                if not isinstance(message, ProcessingRequest):  # grpc.aio.EOF
+                    break
                 for reply in self._replies(stream, message):
                     await context.write(reply)
         finally:

@@ -59,16 +59,14 @@ class FairleadCollector(Collector):
         yield _counter("fairlead_prompt_tokens", "Prompt tokens sent to a model, estimated", recorder.prompt_tokens)
 
     def _pool(self) -> Iterator[Metric]:
-        inflight = GaugeMetricFamily(
-            "fairlead_inflight_requests", "Requests sent and not ended", labels=("endpoint", "model")
-        )
+        inflight = GaugeMetricFamily("fairlead_inflight_requests", "Requests sent and not ended", labels=("endpoint",))
         pending = GaugeMetricFamily(
             "fairlead_pending_prefill_tokens", "Prompt tokens sent whose first answer token is due", labels=("endpoint",)
         )
         up = GaugeMetricFamily("fairlead_endpoint_up", "1 if the endpoint may be chosen, else 0", labels=("endpoint",))
         rtt = GaugeMetricFamily("fairlead_rtt_seconds", "Network round trip, smoothed", labels=("endpoint",))
         for endpoint in self._router.pool.endpoints:
-            inflight.add_metric((endpoint.address, endpoint.model), endpoint.inflight_requests)
+            inflight.add_metric((endpoint.address,), endpoint.inflight_requests)
             pending.add_metric((endpoint.address,), endpoint.pending_prefill_tokens)
             up.add_metric((endpoint.address,), float(endpoint.healthy))
             rtt.add_metric((endpoint.address,), endpoint.rtt_ms / 1e3)

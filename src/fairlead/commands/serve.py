@@ -1,0 +1,27 @@
+"""`fairlead serve`: the sidecar alone, for an Envoy that runs elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_EXAMPLE = "Example: fairlead serve --config fairlead.yaml"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("serve", epilog=_EXAMPLE)(serve)
+
+
+def serve(
+    config: Annotated[Path, typer.Option(help="The configuration.", metavar="FILE")] = Path("fairlead.yaml"),
+) -> None:
+    """Run the sidecar. SIGHUP or a changed file reloads the configuration, SIGTERM drains and ends."""
+    import uvloop
+
+    from fairlead.sidecar import run
+    from fairlead.telemetry.logs import set_up_logs
+
+    set_up_logs()
+    uvloop.run(run(config))

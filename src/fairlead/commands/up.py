@@ -1,0 +1,93 @@
+"""`fairlead up URL...`: Envoy and the sidecar in front of engines that already run, without a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fairlead.errors import UserError
+
+if TYPE_CHECKING:
+    from fairlead.engines.discovery import FoundEngine
+
+_EXAMPLE = "Example: fairlead up http://10.0.0.1:8000 http://10.0.0.2:8000"
+_MARK = "# Written by `fairlead up`, which will write it again; copy it before you change it.\n"
+_ROUTE = "auto"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("up", epilog=_EXAMPLE)(up)
+
+
+def up(
+    urls: Annotated[list[str], typer.Argument(help="The engines: http://host:port of each.", metavar="URL...")],
+    listen: Annotated[str, typer.Option(help="Where to send requests.", metavar="IP:PORT")] = "127.0.0.1:8080",
+    grpc: Annotated[str, typer.Option(help="Where Envoy asks the sidecar.", metavar="IP:PORT")] = "127.0.0.1:9002",
+    admin: Annotated[str, typer.Option(help="The sidecar's admin pages.", metavar="IP:PORT")] = "127.0.0.1:9003",
+    envoy_admin: Annotated[str, typer.Option(help="Envoy's admin page.", metavar="IP:PORT")] = "127.0.0.1:9901",
+    config: Annotated[Path, typer.Option(help="The configuration to write.", metavar="FILE")] = Path(
+        "fairlead.up.yaml"
+    ),
+) -> None:
+    """Ask each engine for its models, write the configuration, start Envoy and the sidecar, and say where to send."""
+    import uvloop
+    import yaml
+
+    from fairlead.config import parse
+    from fairlead.engines.discovery import discover
+    from fairlead.telemetry.logs import set_up_logs
+
+    addresses = [_address(url) for url in urls]
+    engines = uvloop.run(discover(addresses))
+    document = {"listen": {"grpc": grpc, "admin": admin}, "gateway": {"listen": listen}, **_pool(engines)}
+    text = _MARK + yaml.safe_dump(document, sort_keys=False)
+    parse(text, str(config))
+    _write(config, text)
+    for engine in engines:
+        typer.echo(f"{engine.address}: {engine.model} ({engine.engine})")
+    set_up_logs()
+    uvloop.run(_run(config, envoy_admin))
+
+
+async def _run(config: Path, envoy_admin: str) -> None:
+    from fairlead import gateway
+    from fairlead.config import load
+    from fairlead.sidecar import run
+
+    loaded = load(config)
+    base = f"http://{loaded.gateway.listen}"
+    async with gateway.EnvoyProcess(gateway.bootstrap(loaded, admin_address=envoy_admin)) as envoy:
+        typer.echo(f"requests:  {base}/v1/chat/completions (models: {base}/v1/models)")
+        typer.echo(f"admin:     http://{loaded.listen.admin}/debug/decisions and /metrics; Envoy: {envoy.admin_url}")
+        typer.echo("Ctrl-C ends it.")
+        await run(config)
+
+
+def _address(url: str) -> str:
+    address = url.removeprefix("http://").rstrip("/")
+    if "/" in address or url.startswith("https:"):
+        raise UserError(f"{url}: write an engine as http://host:port, without a path")
+    return address
+
+
+def _pool(engines: list[FoundEngine]) -> dict[str, Any]:
+    models: dict[str, dict[str, int]] = {}
+    for engine in engines:
+        lengths = [e.max_model_len for e in engines if e.model == engine.model and e.max_model_len is not None]
+        models[engine.model] = {"max_model_len": min(lengths)} if lengths else {}
+    endpoints = [{"address": e.address, "model": e.model, "engine": e.engine} for e in engines]
+    pool: dict[str, Any] = {"pool": {"endpoints": endpoints, "models": models}}
+    if len(models) > 1 and _ROUTE not in models:
+        pool["routes"] = {_ROUTE: list(models)}
+    return pool
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        if path.exists() and not path.read_text(encoding="utf-8").startswith(_MARK):
+            raise UserError(f"--config {path}: exists and was not written by `fairlead up`; name another file")
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--config {path}: cannot be written ({error.strerror}); name another file") from None

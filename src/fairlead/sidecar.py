@@ -1,0 +1,169 @@
+"""The running sidecar: router, gRPC server, admin pages and observers under one owner.
+
+`run` is `fairlead serve`: it starts everything, reads the configuration again on SIGHUP or when the file changes, and
+drains on SIGTERM. A new configuration that is wrong is refused with its reason in the log, and the old one stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from fairlead.config import Config, ConfigError, host_and_port, load
+from fairlead.core.router import Router
+from fairlead.engines.observer import Observers
+from fairlead.errors import UserError
+from fairlead.extproc.pick import Shared
+from fairlead.extproc.server import ProcessorServer
+from fairlead.policies import build_policy
+from fairlead.pool_setup import make_pool
+from fairlead.telemetry.admin import admin_app
+from fairlead.telemetry.metrics import FairleadCollector
+from fairlead.telemetry.recorder import Recorder
+
+_WATCH_S = 0.5
+_FAULT_LOG_S = 5.0
+
+log = structlog.get_logger("fairlead")
+
+
+class Sidecar:
+    """Everything that serves one configuration file. `start`, then `drain`; `reload` in between."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.config = load(path)
+        pool = make_pool(self.config, path.parent)
+        self.router = Router(pool, _policy(self.config), fallbacks=self.config.gateway.fallbacks, rng=Random())
+        self.recorder = Recorder()
+        self.reloads_refused = 0
+        self._observers = Observers(self.config.observe, pool.endpoints)
+        self._processor = ProcessorServer(
+            Shared(
+                router=self.router,
+                recorder=self.recorder,
+                session_headers=tuple(name.lower().encode() for name in self.config.sessions.headers),
+                max_body_bytes=self.config.gateway.max_body_bytes,
+                clock_s=time.perf_counter,
+            ),
+            self.config.listen.grpc,
+        )
+        self._draining = False
+        self._admin: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Listen and observe. Raises UserError when an address is taken."""
+        try:
+            await self._processor.start()
+        except OSError:
+            message = f"listen.grpc: {self.config.listen.grpc} cannot be used; is another sidecar running there?"
+            raise UserError(message) from None
+        collector = FairleadCollector(self.router, self.recorder, lambda: self._processor.running_streams)
+        app = admin_app(self.recorder, collector, lambda: not self._draining, self._shown_config)
+        self._admin = web.AppRunner(app, access_log=None)
+        await self._admin.setup()
+        host, port = host_and_port(self.config.listen.admin)
+        try:
+            await web.TCPSite(self._admin, host, port).start()
+        except OSError as error:
+            await self.drain()
+            raise UserError(f"listen.admin: {self.config.listen.admin} cannot be used ({error.strerror})") from None
+        await self._observers.start()
+        log.info(
+            "serving", grpc=self.config.listen.grpc, admin=self.config.listen.admin, policy=self.config.policy.name
+        )
+
+    async def drain(self) -> None:
+        """Refuse new requests, let running ones finish for `listen.drain_s`, then stop."""
+        self._draining = True
+        await self._processor.drain(self.config.listen.drain_s)
+        await self._observers.stop()
+        if self._admin is not None:
+            await self._admin.cleanup()
+
+    async def reload(self) -> None:
+        """Put the file's present content in force, or keep the old one and say why."""
+        try:
+            config = load(self._path)
+            pool = make_pool(config, self._path.parent, self.router.pool)
+        except ConfigError as error:
+            self.reloads_refused += 1
+            log.error("the new configuration is refused, the old one stays", reason=str(error))
+            return
+        fixed = [name for name in ("listen", "sessions") if getattr(config, name) != getattr(self.config, name)]
+        if fixed:
+            log.warning("these sections need a restart to change", sections=fixed)
+        self.router.pool, self.router.policy = pool, _policy(config)
+        self.router.fallbacks = config.gateway.fallbacks
+        self.config = config
+        await self._observers.replace(pool.endpoints)
+        log.info("configuration reloaded", policy=config.policy.name, endpoints=len(pool.endpoints))
+
+    async def watch(self, wanted: asyncio.Event) -> None:
+        """Reload whenever the file changes and when `wanted` is set. Runs until cancelled."""
+        seen = _stamp(self._path)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(wanted.wait(), _WATCH_S)
+            stamp = _stamp(self._path) or seen  # None: the file is being replaced this moment
+            if wanted.is_set() or stamp != seen:
+                wanted.clear()
+                seen = stamp
+                await self.reload()
+
+    async def report_faults(self) -> None:
+        """Log our own faults, which the request path only counts. Runs until cancelled."""
+        told = (0, 0)
+        while True:
+            await asyncio.sleep(_FAULT_LOG_S)
+            told = self._tell_faults(told)
+
+    def _tell_faults(self, told: tuple[int, int]) -> tuple[int, int]:
+        counts = self.router.policy_failures, self.recorder.stream_failures
+        causes = self.router.last_policy_failure, self.recorder.last_stream_failure
+        for stage, before, now, cause in zip(("policy", "stream"), told, counts, causes, strict=True):
+            if now > before:
+                log.error("requests went on without advice", stage=stage, failures=now - before, last_cause=cause)
+        return counts
+
+    def _shown_config(self) -> dict[str, object]:
+        shown: dict[str, object] = self.config.model_dump(mode="json")
+        return shown
+
+
+def _policy(config: Config) -> Any:
+    return build_policy(config.policy.name, config.policy.parameters())
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+async def run(path: Path) -> None:
+    """Serve the configuration at `path` until SIGTERM or SIGINT. Raises UserError if it cannot start."""
+    sidecar = Sidecar(path)
+    stop, reload = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number, event in ((signal.SIGTERM, stop), (signal.SIGINT, stop), (signal.SIGHUP, reload)):
+        loop.add_signal_handler(number, event.set)
+    await sidecar.start()
+    async with asyncio.TaskGroup() as tasks:
+        beside = [tasks.create_task(sidecar.watch(reload)), tasks.create_task(sidecar.report_faults())]
+        await stop.wait()
+        log.info("draining", at_most_s=sidecar.config.listen.drain_s)
+        await sidecar.drain()
+        for task in beside:
+            task.cancel()
+    log.info("stopped")

@@ -1,0 +1,22 @@
+"""Logs: one line an event on standard error, JSON unless a person is looking. Never used on the request path."""
+
+from __future__ import annotations
+
+import sys
+
+import structlog
+
+
+def set_up_logs() -> None:
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            renderer,
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
