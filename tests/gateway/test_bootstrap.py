@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import string
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ from hypothesis import strategies as st
 from fairlead.config import Config, host_and_port
 from fairlead.errors import UserError
 from fairlead.gateway import Mode, bootstrap, comment, render, validate
-
-EXAMPLES = Path(__file__).parents[2] / "deploy" / "envoy"
 
 
 def config(*addresses: str, grpc: str = "127.0.0.1:9002", listen: str = "127.0.0.1:8080", **gateway: int) -> Config:

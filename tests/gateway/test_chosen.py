@@ -108,6 +108,21 @@ async def test_an_address_named_twice_is_tried_twice_before_the_list_ends(
     assert (answer.status, len(chosen.received), other.received) == (500, 3, [])
 
 
+async def test_an_engine_that_is_configured_by_name_is_chosen_by_its_address_and_not_by_its_name(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
+) -> None:
+    first, second = await engine("first"), await engine("second")
+    by_name = [each.address.replace("127.0.0.1", "localhost") for each in (first, second)]
+    _, by_address = await processor(second.address)
+    sidecar, name_only = await processor(by_name[1])
+    gateway = await envoy(*by_name, sidecar=by_address)
+    other_gateway = await envoy(*by_name, sidecar=name_only)
+
+    assert [(await gateway.post()).body for _ in range(10)] == [b"second"] * 10
+    assert {(await other_gateway.post()).body for _ in range(40)} == {b"first", b"second"}
+    assert sidecar.bodies == [b"{}"] * 40
+
+
 async def test_a_client_cannot_choose_the_engine(
     engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
 ) -> None:

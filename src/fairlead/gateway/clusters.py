@@ -18,8 +18,8 @@ from fairlead.gateway.parts import (
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _POLICIES = "envoy.extensions.load_balancing_policies"
 
-# Uvicorn, under vLLM and SGLang, closes a connection after 5 s without a request. Envoy must close first: a request
-# sent at the moment the engine closes is lost.
+# Uvicorn, the HTTP server of vLLM and SGLang, closes a connection after 5 s without a request (its default). Envoy must
+# close first: a request sent at the moment the engine closes is lost.
 ENGINE_IDLE_MS = 4000
 
 CONNECT_TIMEOUT_MS = 1000

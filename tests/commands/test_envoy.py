@@ -1,0 +1,101 @@
+"""`fairlead envoy`, run as a user runs it, and the examples in deploy/envoy that it wrote."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from fairlead.commands import envoy
+from fairlead.config import load
+from fairlead.errors import UserError
+from fairlead.gateway import bootstrap, validate
+
+DEPLOY = Path(__file__).parents[2] / "deploy" / "envoy"
+EXAMPLES = sorted(DEPLOY.glob("*.fairlead.yaml"))
+SMALL = 'pool: {endpoints: [{address: "127.0.0.1:8001", model: m}]}'
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    made = typer.Typer(pretty_exceptions_enable=False)
+    made.callback()(lambda: None)  # a second command, so that typer keeps the name `envoy`
+    envoy.register(made)
+    return made
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "fairlead.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def test_the_bootstrap_goes_to_standard_output(app: typer.Typer, config: Path) -> None:
+    result = CliRunner().invoke(app, ["envoy", "--config", str(config)])
+
+    assert result.exit_code == 0
+    assert yaml.safe_load(result.stdout) == bootstrap(load(config))
+
+
+def test_the_bootstrap_goes_to_a_file_with_mode_and_admin_address_as_asked(app: typer.Typer, config: Path) -> None:
+    output = config.parent / "envoy.yaml"
+    arguments = ["--mode", "full_duplex", "--admin", "127.0.0.1:9999", "--output", str(output), "--validate"]
+
+    result = CliRunner().invoke(app, ["envoy", "--config", str(config), *arguments])
+
+    assert (result.exit_code, result.stdout) == (0, "")
+    expected = bootstrap(load(config), admin_address="127.0.0.1:9999", mode="full_duplex")
+    assert yaml.safe_load(output.read_text()) == expected
+
+
+def test_an_unknown_mode_is_wrong_use(app: typer.Typer, config: Path) -> None:
+    result = CliRunner().invoke(app, ["envoy", "--config", str(config), "--mode", "quick"])
+
+    assert result.exit_code == 2
+    assert "full_duplex" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--admin", "9901"], "admin: .*has no port"),
+        (["--output", "/nonexistent/envoy.yaml"], "--output /nonexistent/envoy.yaml: cannot be written"),
+        (["--config", "/nonexistent/fairlead.yaml"], "cannot be read"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(app: typer.Typer, config: Path, arguments: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(app, ["envoy", "--config", str(config), *arguments])
+
+    assert isinstance(result.exception, UserError)
+    assert re.search(sentence, str(result.exception))
+
+
+def test_the_help_shows_an_example(app: typer.Typer) -> None:
+    assert "Example: fairlead envoy" in CliRunner().invoke(app, ["envoy", "--help"]).stdout
+
+
+def test_every_bootstrap_in_deploy_has_its_configuration() -> None:
+    written = {path.name for path in DEPLOY.glob("*.yaml")} - {path.name for path in EXAMPLES}
+
+    assert written == {path.name.replace(".fairlead.yaml", ".yaml") for path in EXAMPLES}
+    assert {"stand-alone.yaml", "full-duplex.yaml", "unix-socket.yaml"} <= written
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_what_the_command_in_its_first_line_writes(
+    app: typer.Typer, example: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = (DEPLOY / example.name.replace(".fairlead.yaml", ".yaml")).read_text()
+    command = written.splitlines()[0].removeprefix("# Envoy bootstrap, written by: fairlead ")
+    monkeypatch.chdir(DEPLOY)
+
+    result = CliRunner().invoke(app, shlex.split(command))
+
+    assert result.stdout == written
+    validate(yaml.safe_load(written))
