@@ -79,7 +79,7 @@ class _Table:
     def parsed(self, column: str, parse: Callable[[str], Any], example: str) -> pl.Series:
         """Each cell of `column` as `parse` understands it."""
         if not self.has(column):
-            raise UserError(f'{self.path}: no column "{column}"; add it, with {example} in each row')
+            raise UserError(f'{self.path}: column "{column}" is missing or empty; add it, with {example} in each row')
         texts = self.frame[column].fill_null("")
         meaning = {}
         for text in texts.unique(maintain_order=True):
@@ -93,7 +93,9 @@ class _Table:
         """The length bucket of each row, when the table tells tokens instead of buckets."""
         column = self._tokens_column()
         if column is None:
-            raise UserError(f'{self.path}: no column "bucket"; add it, with 4K, 8K, ..., or a column "tokens"')
+            raise UserError(
+                f'{self.path}: column "bucket" is missing or empty; add it, with 4K, 8K, ..., or add "tokens"'
+            )
         tokens = self._positive_numbers(column)
         if tokens.has_nulls():
             raise self._wrong(column, tokens.is_null(), "is not a length; write the prompt's number of tokens")
@@ -137,7 +139,7 @@ def _load(path: Path) -> tuple[pl.DataFrame, str, int]:
             raise UserError(f"{path}: not a table that can be read; give a .csv, .jsonl or .parquet file")
         frame = frame.rename({column: column.strip().lower() for column in frame.columns})
         known = [column for column in _COLUMNS if column in frame.columns]
-        frame = frame.select(pl.col(column).cast(pl.String) for column in known).with_row_index(_ROW)
+        frame = frame.with_row_index(_ROW).select(_ROW, *(pl.col(column).cast(pl.String) for column in known))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except pl.exceptions.PolarsError as error:

@@ -74,5 +74,5 @@ def task_name(text: str) -> str:
 def model_name(text: str) -> str:
     """A model, as the pool's engines name it."""
     if not text.strip():
-        raise ValueError("is empty; write the model's name as the engines serve it")
+        raise ValueError("is not a model; write the model's name as the engines serve it")
     return text.strip()
