@@ -140,6 +140,20 @@ async def test_a_dead_engine_costs_the_client_nothing(
     assert [(await gateway.post()).status for _ in range(20)] == [200] * 20
 
 
+async def test_an_engine_whose_health_check_fails_gets_no_request(engine: StartEngine, envoy: StartEnvoy) -> None:
+    sick, well = await engine("sick", healthy=False), await engine("well")
+    gateway = await envoy(sick.address, well.address)
+
+    assert [(await gateway.post()).body for _ in range(20)] == [b"well"] * 20
+
+
+async def test_when_no_engine_is_healthy_they_are_tried_all_the_same(engine: StartEngine, envoy: StartEnvoy) -> None:
+    sick = await engine("sick", healthy=False)
+    gateway = await envoy(sick.address)
+
+    assert (await gateway.post()).body == b"sick"
+
+
 async def test_an_engine_that_resets_every_request_costs_the_client_nothing(
     engine: StartEngine, envoy: StartEnvoy
 ) -> None:
@@ -167,6 +181,17 @@ async def test_when_no_engine_is_reachable_the_error_has_openais_shape(envoy: St
     assert answer.status == 503
     assert json.loads(answer.body)["error"]["code"] == "no_engine"
     assert answer.headers["retry-after"] == "1"
+
+
+async def test_an_only_engine_that_resets_gives_an_error_in_openais_shape(
+    engine: StartEngine, envoy: StartEnvoy
+) -> None:
+    broken = await engine("broken", resets=True)
+    gateway = await envoy(broken.address)
+
+    answer = await gateway.post()
+
+    assert (answer.status, json.loads(answer.body)["error"]["type"]) == (503, "server_error")
 
 
 @pytest.mark.parametrize("size", [2_000_000, 20_000_000])

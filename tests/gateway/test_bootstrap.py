@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.config import Config, host_and_port
@@ -98,6 +98,7 @@ configs = st.builds(
 )
 
 
+@settings(deadline=None, max_examples=40)  # a bootstrap of 20 engines takes long to write on a busy machine
 @given(configs, st.sampled_from(["buffered", "full_duplex"]))
 def test_every_valid_configuration_gives_a_bootstrap_that_yaml_keeps_and_that_names_every_engine(
     valid: Config, mode: Mode

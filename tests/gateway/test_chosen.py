@@ -59,6 +59,16 @@ async def test_a_dead_first_choice_is_answered_by_the_second(
     assert sidecar.served == [spare.address] * 10
 
 
+async def test_the_choice_counts_more_than_envoys_own_health_check(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
+) -> None:
+    chosen, other = await engine("chosen", healthy=False), await engine("other")
+    _, address = await processor(chosen.address, other.address)
+    gateway = await envoy(chosen.address, other.address, sidecar=address)
+
+    assert [(await gateway.post()).body for _ in range(10)] == [b"chosen"] * 10
+
+
 async def test_an_engine_that_dies_between_two_health_checks_costs_the_client_nothing(
     engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
 ) -> None:
@@ -178,18 +188,19 @@ async def test_a_hung_processor_costs_its_timeout_once_and_the_request_passes(
     assert 1.0 <= took_s < 2.0
 
 
+@pytest.mark.parametrize("status", [400, 413, 429, 503, 504])
 async def test_a_refusal_of_the_processor_reaches_the_client_unchanged(
-    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy, status: int
 ) -> None:
     first = await engine("first")
     sidecar, address = await processor(first.address)
     body = json.dumps({"error": {"message": "too much", "type": "t", "param": None, "code": "c"}}).encode()
-    sidecar.refusal = pb.ImmediateResponse(status=pb.HttpStatus(code=413), body=body)
+    sidecar.refusal = pb.ImmediateResponse(status=pb.HttpStatus(code=status), body=body)
     gateway = await envoy(first.address, sidecar=address)
 
     answer = await gateway.post()
 
-    assert (answer.status, answer.body, first.received) == (413, body, [])
+    assert (answer.status, answer.body, first.received) == (status, body, [])
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -41,10 +41,11 @@ class Received:
 
 @dataclass
 class Engine:
-    """Healthy on /health. Everything else is answered with `status` and the engine's name, reset, or never answered."""
+    """Answers with `status` and its name, resets, or never answers; on /health it is `healthy` or not."""
 
     name: str
     status: int = 200
+    healthy: bool = True
     resets: bool = False
     stalls: bool = False
     headers: dict[str, str] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class Engine:
 
     async def start(self) -> None:
         app = web.Application(client_max_size=64 * 1024 * 1024)
-        app.router.add_get("/health", self._healthy)
+        app.router.add_get("/health", self._health)
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=1.0, handler_cancellation=True)
         await self._runner.setup()
@@ -67,8 +68,8 @@ class Engine:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _healthy(self, _: web.Request) -> web.Response:
-        return web.Response()
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.healthy else 503)
 
     async def _answer(self, request: web.Request) -> web.Response:
         body = await request.read()

@@ -34,9 +34,9 @@ def engines_cluster(config: Config) -> Part:
         "per_connection_buffer_limit_bytes": config.gateway.max_body_bytes,
         "load_assignment": endpoints(ENGINES_CLUSTER, addresses),
         "load_balancing_policy": _chosen_first_then_least_requests(),
-        # Only when no engine at all is healthy are the unhealthy ones tried. The default, 50 %, would send requests to
-        # dead engines as soon as half the pool is down.
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0.1}},
+        # Unhealthy engines are tried only when less than 1 % are healthy: none, in most pools. The default, 50 %, would
+        # send requests to dead engines as soon as half the pool is down; Envoy rounds, and takes 0 as never.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 1}},
         "health_checks": [
             {
                 "http_health_check": {"path": "/health"},
