@@ -60,7 +60,7 @@ def _grpc_address(value: str) -> str:
 
 Address = Annotated[str, AfterValidator(_address)]
 GrpcAddress = Annotated[str, AfterValidator(_grpc_address)]
-Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Names = Annotated[tuple[str, ...], Field(strict=False)]  # YAML has lists, a frozen configuration tuples
 
 
 class _Section(BaseModel):
@@ -136,11 +136,7 @@ class PolicyConfig(BaseModel):
 class Sessions(_Section):
     """The first of `headers` that a request carries names its session."""
 
-    headers: Annotated[tuple[str, ...], Field(strict=False)] = (
-        "x-session-id",
-        "x-claude-code-session-id",
-        "session-id",
-    )
+    headers: Names = ("x-session-id", "x-claude-code-session-id", "session-id")
 
 
 class Observe(_Section):
@@ -155,7 +151,7 @@ class Config(_Section):
     listen: Listen = Listen()
     gateway: Gateway = Gateway()
     pool: Pool
-    routes: Annotated[dict[str, tuple[str, ...]], Field(strict=False)] = {}
+    routes: dict[str, Names] = {}
     policy: PolicyConfig = PolicyConfig()
     sessions: Sessions = Sessions()
     observe: Observe = Observe()
@@ -237,7 +233,7 @@ def _lines(node: yaml.Node, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
 def _explain(error: ValidationError, lines: dict[_Path, int], source: str) -> Iterator[str]:
     for problem in error.errors():
         path: _Path = tuple(problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ")
+        message = problem["msg"].removeprefix("Value error, ").replace("tuple", "list")
         cause = problem.get("ctx", {}).get("error")
         if isinstance(cause, _InvalidAtError):
             path = (*path, *cause.path)

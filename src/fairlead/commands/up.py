@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +63,14 @@ async def _run(config: Path, envoy_admin: str) -> None:
         typer.echo(f"requests:  {base}/v1/chat/completions (models: {base}/v1/models)")
         typer.echo(f"admin:     http://{loaded.listen.admin}/debug/decisions and /metrics; Envoy: {envoy.admin_url}")
         typer.echo("Ctrl-C ends it.")
-        await run(config)
+        ends = [asyncio.ensure_future(run(config)), asyncio.ensure_future(envoy.wait())]
+        done, running = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if ends[0] not in done:
+            raise UserError(f"Envoy ended; its last words were:\n{envoy.log_tail()}")
+        await ends[0]
 
 
 def _address(url: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Iterable
+from itertools import cycle, islice
 from typing import Final
 
 from fairlead.core.prompt import generation_path
@@ -192,7 +193,8 @@ class Stream:
         self._settled = True
         self._decision = decision
         self._route = route
-        destination = ",".join(decision.addresses)
+        # Past the end of a short list Envoy would go on with any engine, perhaps of another model: repeat the list.
+        destination = ",".join(islice(cycle(decision.addresses), 1 + self._shared.router.fallbacks))
         return destination, [(h.DESTINATION, destination.encode()), (h.REQUEST_ID, self._request_id)]
 
     def _refuse(self, answer: HttpAnswer, route: str = "") -> Replies:
