@@ -61,7 +61,7 @@ class FairleadCollector(Collector):
     def _pool(self) -> Iterator[Metric]:
         inflight = GaugeMetricFamily("fairlead_inflight_requests", "Requests sent and not ended", labels=("endpoint",))
         pending = GaugeMetricFamily(
-            "fairlead_pending_prefill_tokens", "Prompt tokens sent whose first answer token is due", labels=("endpoint",)
+            "fairlead_pending_prefill_tokens", "Prompt tokens sent and still to be prefilled", labels=("endpoint",)
         )
         up = GaugeMetricFamily("fairlead_endpoint_up", "1 if the endpoint may be chosen, else 0", labels=("endpoint",))
         rtt = GaugeMetricFamily("fairlead_rtt_seconds", "Network round trip, smoothed", labels=("endpoint",))
