@@ -1,0 +1,61 @@
+"""The ledger releases exactly what it took."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.core.ledger import Ticket
+from fairlead.core.pool import Endpoint
+
+
+def load(endpoint: Endpoint) -> tuple[int, int, int]:
+    return endpoint.inflight_requests, endpoint.inflight_prompt_tokens, endpoint.pending_prefill_tokens
+
+
+def test_a_ticket_takes_its_load_at_once() -> None:
+    endpoint = Endpoint("a:1", "m")
+    Ticket(endpoint, 100, 40)
+    assert load(endpoint) == (1, 100, 40)
+
+
+def test_after_the_first_token_nothing_of_the_prompt_waits() -> None:
+    endpoint = Endpoint("a:1", "m")
+    Ticket(endpoint, 100, 40).prefilled()
+    assert load(endpoint) == (1, 100, 0)
+
+
+def test_a_moved_ticket_weighs_on_its_new_endpoint_only() -> None:
+    old, new = Endpoint("a:1", "m"), Endpoint("b:1", "m")
+    ticket = Ticket(old, 100, 40)
+    ticket.move(new)
+    assert (load(old), load(new)) == ((0, 0, 0), (1, 100, 40))
+
+
+STEP = st.tuples(st.integers(0, 7), st.sampled_from(["take", "prefilled", "move", "release"]), st.integers(0, 2))
+
+
+@given(
+    st.lists(STEP, max_size=60),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=8, max_size=8),
+)
+def test_any_interleaving_never_goes_below_zero_and_ends_at_zero(
+    steps: list[tuple[int, str, int]], sizes: list[tuple[int, int]]
+) -> None:
+    endpoints = [Endpoint(f"{name}:1", "m") for name in "abc"]
+    tickets: dict[int, Ticket] = {}
+    for number, step, where in steps:
+        if step == "take":
+            tickets.setdefault(number, Ticket(endpoints[where], *sizes[number])) if number not in tickets else None
+        elif number in tickets:
+            ticket = tickets[number]
+            if step == "move":
+                ticket.move(endpoints[where])
+            elif step == "prefilled":
+                ticket.prefilled()
+            else:
+                ticket.release()
+        assert min(min(load(endpoint)) for endpoint in endpoints) >= 0
+    for ticket in tickets.values():
+        ticket.release()
+    assert [load(endpoint) for endpoint in endpoints] == [(0, 0, 0)] * 3

@@ -1,0 +1,115 @@
+"""A decision: who may be chosen, who is, and what is taken."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.core.pool import ANY_MODEL, Endpoint, Pool
+from fairlead.core.router import Decision, Refusal
+from tests.core.world import World, request
+
+
+def test_a_request_for_a_model_goes_to_an_endpoint_that_serves_it() -> None:
+    world = World()
+    world.endpoint("a:1", "small")
+    world.endpoint("b:1", "large")
+    assert world.pick("large").addresses == ("b:1",)
+
+
+def test_a_request_for_an_unknown_model_is_refused() -> None:
+    world = World()
+    world.endpoint("a:1", "small")
+    assert world.router.decide(request("huge")) == Refusal("unknown_model")
+
+
+def test_an_unhealthy_endpoint_is_not_chosen() -> None:
+    world = World()
+    world.endpoint("a:1", healthy=False)
+    world.endpoint("b:1", inflight_requests=50, pending_prefill_tokens=10**6)
+    assert world.pick().addresses == ("b:1",)
+
+
+def test_with_no_healthy_endpoint_the_request_is_refused() -> None:
+    world = World()
+    world.endpoint("a:1", healthy=False)
+    assert world.router.decide(request()) == Refusal("no_endpoint")
+
+
+def test_a_prompt_longer_than_a_model_takes_goes_to_one_that_takes_it() -> None:
+    world = World()
+    world.endpoint("a:1", "short", max_model_len=4096)
+    world.endpoint("b:1", "long", max_model_len=131072, prefill_ms_per_token=5.0)
+    assert world.pick(tokens=8000).model == "long"
+
+
+def test_a_prompt_longer_than_every_model_takes_is_left_to_the_engine_to_judge() -> None:
+    world = World()
+    world.endpoint("a:1", max_model_len=4096)
+    assert world.pick(tokens=8000).addresses == ("a:1",)
+
+
+def test_load_counts_from_the_pick_so_a_burst_spreads() -> None:
+    world = World()
+    for name in "abcd":
+        world.endpoint(f"{name}:1")
+    assert {world.pick().addresses[0] for _ in range(4)} == {"a:1", "b:1", "c:1", "d:1"}
+
+
+def test_thirty_prompts_on_an_idle_pool_of_three_spread_over_all_three() -> None:
+    world = World()
+    for name in "abc":
+        world.endpoint(f"{name}:1")
+    chosen = [world.pick_and_end() for _ in range(30)]
+    assert {address: chosen.count(address) for address in chosen} == {"a:1": 10, "b:1": 10, "c:1": 10}
+
+
+def test_fallbacks_are_of_the_chosen_model_and_at_most_as_many_as_configured() -> None:
+    world = World()
+    for name in "abcd":
+        world.endpoint(f"{name}:1", "small")
+    world.endpoint("e:1", "large", right=0.1)
+    decision = world.pick()
+    assert len(decision.addresses) == 3
+    assert "e:1" not in decision.addresses
+
+
+def test_a_decision_can_be_explained() -> None:
+    world = World()
+    world.endpoint("a:1", "small", right=0.5, prefill_ms_per_token=0.1, decode_ms_per_token=10.0, rtt_ms=3.0)
+    (choice,) = world.pick(tokens=1000, output_tokens=10).best
+    assert choice.terms is not None
+    assert choice.terms.total_ms() == pytest.approx((3 + 100 + 100) / 0.5)
+    assert choice.score == pytest.approx(choice.terms.total_ms())
+
+
+def test_a_request_without_a_model_goes_to_sglang_where_the_pool_has_it() -> None:
+    pool = Pool([Endpoint("a:1", "m"), Endpoint("b:1", "m", engine="sglang")], {})
+    assert [endpoint.address for endpoint in pool.available(ANY_MODEL)] == ["b:1"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(0, 50), st.integers(0, 10**6), st.floats(0.01, 1)), min_size=1, max_size=12
+    ),
+    st.sampled_from(["fairlead", "laar", "least_request", "round_robin", "random", "power_of_two", "session_affinity"]),
+    st.integers(0, 5),
+)
+def test_whatever_the_policy_a_healthy_endpoint_is_chosen_and_its_load_is_given_back(
+    endpoints: list[tuple[bool, int, int, float]], policy: str, attempts: int
+) -> None:
+    world = World(policy)
+    for index, (healthy, inflight, pending, right) in enumerate(endpoints):
+        world.endpoint(
+            f"e{index}:1", healthy=healthy, inflight_requests=inflight, pending_prefill_tokens=pending, right=right
+        )
+    before = [e.inflight_requests for e in world.router.pool.endpoints]
+    decision = world.router.decide(request(attempted=["m"] * attempts, session="s"))
+    if not any(healthy for healthy, *_ in endpoints):
+        assert decision == Refusal("no_endpoint")
+        return
+    assert isinstance(decision, Decision)
+    assert all(world.router.pool.by_address[address].healthy for address in decision.addresses)
+    decision.ticket.release()
+    assert [e.inflight_requests for e in world.router.pool.endpoints] == before
