@@ -25,22 +25,7 @@ _UUID = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]
 _QUOTE = "[\"'`\u2018\u2019\u201c\u201d\u300c\u300d\u300e\u300f]?"
 _PAIR: Final = re.compile(rf"({_UUID})(?:{_QUOTE}\s*(?::|=|\u2192|\uff1a)\s*{_QUOTE}({_UUID}))?")
 
-_FILLER: Final = (
-    "the",
-    "ship",
-    "keeps",
-    "its",
-    "course",
-    "by",
-    "night",
-    "and",
-    "the",
-    "light",
-    "on",
-    "the",
-    "cape",
-    "turns",
-)
+_FILLER: Final = ("the", "light", "on", "the", "cape", "turns", "once", "more")
 FILLER_TOKENS: Final = 64  # where the request sets no limit
 
 

@@ -1,0 +1,116 @@
+"""`fairlead engine`: one simulated vLLM or SGLang engine, for tests, demos and trying a configuration without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from fairlead.core.capability import Capability
+    from fairlead.simulate.server import EngineOptions
+
+_EXAMPLE = "Example: fairlead engine --listen 127.0.0.1:8001 --model granite-3.1-2b --decode-ms-per-token 8"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("engine", epilog=_EXAMPLE)(engine)
+
+
+def engine(
+    model: Annotated[str, typer.Option(help="The model's name.", metavar="NAME")],
+    listen: Annotated[
+        str, typer.Option(help="Where to listen; port 0 takes any free one.", metavar="HOST:PORT")
+    ] = "127.0.0.1:8001",
+    kind: Annotated[Literal["vllm", "sglang"], typer.Option(help="Whose metrics it shows.")] = "vllm",
+    accuracy: Annotated[
+        Path | None,
+        typer.Option(help="A capability file: how often the model is right. Without, always.", metavar="FILE"),
+    ] = None,
+    prefill_ms_per_token: Annotated[float, typer.Option(help="Time of an uncached prompt token.")] = 0.1,
+    decode_ms_per_token: Annotated[float, typer.Option(help="Time of a step that decodes, for all requests.")] = 12.0,
+    kv_tokens: Annotated[int, typer.Option(help="Size of the KV cache.")] = 524288,
+    max_model_len: Annotated[int, typer.Option(help="Most tokens of a prompt and its answer.")] = 131072,
+    time_scale: Annotated[float, typer.Option(help="How much faster than real time it runs.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="For the answers above temperature 0.")] = 0,
+) -> None:
+    """Run a simulated engine: OpenAI's, Anthropic's and SGLang's APIs, real batching and caching, invented answers.
+
+    It answers key-value questions (pairs of UUIDs, and a key at the end) and fills everything else with words. SIGTERM
+    ends it. Faults can be set while it runs: POST /fault {"kind": "error", "count": 1}.
+    """
+    import math
+
+    import uvloop
+
+    from fairlead.core.capability import NEUTRAL
+    from fairlead.errors import UserError
+    from fairlead.simulate.parameters import EngineParameters
+    from fairlead.simulate.server import EngineOptions
+
+    if not (math.isfinite(time_scale) and time_scale > 0):
+        raise UserError(f"--time-scale {time_scale:g}: write a number above 0, for example 10")
+    host, port = _host_and_port(listen)
+    try:
+        parameters = EngineParameters(
+            prefill_ms_per_token=prefill_ms_per_token,
+            decode_ms_per_step=decode_ms_per_token,
+            num_blocks=kv_tokens // EngineParameters().block_size,
+            max_model_len=max_model_len,
+        )
+    except ValueError as error:
+        raise UserError(f"an engine cannot run like this: {error}") from None
+    options = EngineOptions(
+        model=model,
+        kind=kind,
+        host=host,
+        port=port,
+        parameters=parameters,
+        capability=NEUTRAL if accuracy is None else _capability(accuracy, model),
+        time_scale=time_scale,
+        seed=seed,
+    )
+    try:
+        uvloop.run(_run(options))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"--listen {listen}: cannot listen there ({reason}); choose another port") from None
+
+
+async def _run(options: EngineOptions) -> None:
+    import asyncio
+    import signal
+
+    from fairlead.simulate.server import running_engine
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with running_engine(options) as running:
+        typer.echo(f"simulated {options.kind} engine of {options.model} listens on http://{running.address}")
+        await stop.wait()
+
+
+def _host_and_port(listen: str) -> tuple[str, int]:
+    from fairlead.config import host_and_port
+    from fairlead.errors import UserError
+
+    any_port = listen.endswith(":0")
+    try:
+        host, port = host_and_port(f"{listen[:-1]}1" if any_port else listen)
+    except ValueError as error:
+        raise UserError(f"--listen: {error}") from None
+    return host, 0 if any_port else port
+
+
+def _capability(path: Path, model: str) -> Capability:
+    from fairlead.core.capability import parse_capability_file
+    from fairlead.errors import UserError
+
+    try:
+        return parse_capability_file(path.read_bytes()).of_model(model)
+    except OSError as error:
+        raise UserError(f"--accuracy {path}: cannot be read ({error.strerror}); pass a capability file") from None
+    except ValueError as error:
+        raise UserError(f"--accuracy {path}: {error}") from None

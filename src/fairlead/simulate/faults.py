@@ -1,0 +1,65 @@
+"""Faults that a test asks of a simulated engine, one at a time.
+
+`POST /fault {"kind": ..., "count": n, "delay_ms": ms, "status": code}` sets one, `DELETE /fault` clears it. `count` is
+how many requests it strikes; without it, all until it is cleared. `delay_ms` is of the wall clock. The kinds:
+
+- `down`: everything gets 503, `/health` too, as on an engine whose core has died.
+- `slow`: `delay_ms` (1,000) pass before a request is answered.
+- `error`: a request gets `status` (500) in OpenAI's envelope.
+- `reset`: the TCP connection is reset before any byte of a response.
+- `cut`: the connection is closed in the middle: of a stream after its first tokens, of a body at its half.
+- `hang`: a request is taken and never answered; `/health` stays well.
+
+Faults strike and count requests for inference; `down` alone also strikes `/health` and the other pages, uncounted.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FaultKind = Literal["down", "slow", "error", "reset", "cut", "hang"]
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    kind: FaultKind
+    count: int | None = None
+    delay_ms: float = 1000.0
+    status: int = 500
+
+
+class Faults:
+    """The fault that is set, and how many requests it still strikes."""
+
+    def __init__(self) -> None:
+        self.current: Fault | None = None
+        self._left = 0
+
+    def set(self, fault: Fault | None) -> None:
+        self.current = fault if fault is None or fault.count is None or fault.count > 0 else None
+        self._left = fault.count if fault is not None and fault.count is not None else -1
+
+    def strike(self) -> Fault | None:
+        """The fault for the request that has come; counts it."""
+        fault = self.current
+        if fault is not None and self._left > 0:
+            self._left -= 1
+            if self._left == 0:
+                self.current = None
+        return fault
+
+    @property
+    def down(self) -> bool:
+        return self.current is not None and self.current.kind == "down"
+
+
+def parse_fault(body: bytes) -> Fault:
+    """Raises ValueError that says what is wrong."""
+    try:
+        fault = msgspec.json.decode(body, type=Fault)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from None
+    if not (400 <= fault.status <= 599 and fault.delay_ms >= 0):
+        raise ValueError("status must be from 400 to 599, and delay_ms 0 or more")
+    return fault
