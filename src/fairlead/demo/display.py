@@ -25,11 +25,10 @@ class Phase:
     """One row of questions: how far it is, where its requests went and why, and how long right answers took."""
 
     def __init__(self, title: str, total: int) -> None:
+        self.title = title
         self.results: list[Result] = []
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()
-        )
-        self._task = self._progress.add_task(escape(title), total=total)
+        self._progress = Progress(TextColumn("  "), BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn())
+        self._task = self._progress.add_task("", total=total)
 
     def advance(self) -> None:
         self._progress.advance(self._task)
@@ -40,13 +39,14 @@ class Phase:
 
     def __rich__(self) -> RenderableType:
         if not self.results:
-            return self._progress
+            return Group(self._progress, "")
         return Group(self._progress, _where(self.results), _sentence(Summary.of(self.results)), "")
 
 
 @contextmanager
 def shown(console: Console, phase: Phase) -> Iterator[Phase]:
     """Draw `phase` while the block runs, and leave its last picture on the screen."""
+    console.print(f"[bold]{escape(phase.title)}[/]", highlight=False)
     with Live(phase, console=console, refresh_per_second=_REFRESHES_PER_SECOND):
         yield phase
 
@@ -54,15 +54,15 @@ def shown(console: Console, phase: Phase) -> Iterator[Phase]:
 def comparison(results: Mapping[str, Sequence[Result]], ours: str) -> RenderableType:
     """All policies in one table, and by how much `ours` shortened the time to a correct answer."""
     table = Table(title="The same questions under each policy", box=SIMPLE)
-    table.add_column("policy")
+    table.add_column("policy", no_wrap=True)
     for heading in (
-        "mean time to\ncorrect answer",
+        "mean time to\nright answer",
         "median",
-        "right at first\nattempt",
+        "right at\nonce",
         "right in\nthe end",
-        "attempts\na question",
+        "attempts\neach",
     ):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for policy, of_policy in results.items():
         summary = Summary.of(of_policy)
         table.add_row(
@@ -93,10 +93,10 @@ def _improvement_sentence(ours: str, other: str, found: Improvement) -> str:
 
 def _where(results: Sequence[Result]) -> Table:
     table = Table(box=SIMPLE)
-    table.add_column("model")
-    table.add_column("endpoint")
-    for heading in ("requests", "right", "mean time"):
-        table.add_column(heading, justify="right")
+    table.add_column("model", no_wrap=True)
+    table.add_column("endpoint", no_wrap=True)
+    for heading in ("requests", "right", "mean"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("chosen by")
     attempts = [attempt for result in results for attempt in result.attempts]
     for model, endpoint in sorted({(attempt.model, attempt.endpoint) for attempt in attempts}):
@@ -115,9 +115,9 @@ def _where(results: Sequence[Result]) -> Table:
 
 def _sentence(summary: Summary) -> str:
     return (
-        f"  time to correct answer: mean [bold]{_ms(summary.mean_ms)}[/], median {_ms(summary.median_ms)}; "
-        f"right at first attempt {summary.first_attempt_success:.0%}, in the end {summary.success:.0%}; "
-        f"{summary.attempts:.2f} attempts"
+        f"  Time to correct answer: mean [bold]{_ms(summary.mean_ms)}[/], median {_ms(summary.median_ms)}.\n"
+        f"  Right at the first attempt {summary.first_attempt_success:.0%}, in the end {summary.success:.0%}; "
+        f"{summary.attempts:.2f} attempts a question."
     )
 
 

@@ -16,6 +16,7 @@ from fairlead.core.lengths import BUCKETS, bucket_of
 from fairlead.demo.children import all_of
 from fairlead.demo.questions import Question
 from fairlead.demo.traffic import ask_question, client_of
+from fairlead.engines.discovery import FoundEngine
 from fairlead.errors import UserError
 
 TASK: Final = "kv-lookup"
@@ -24,24 +25,16 @@ _COLUMNS: Final = ("model", "language", "bucket", "tokens", "correct", "ms")
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """One engine that runs."""
-
-    address: str
-    model: str
-    max_model_len: int
-
-
-@dataclass(frozen=True, slots=True)
 class Learnt:
-    """Where the capability file is, and each model's time per prompt token when nothing else runs."""
+    """The capability file, and of each model the time per prompt token when nothing else runs and the share right."""
 
     capability: Path
     prefill_ms_per_token: dict[str, float]
+    right: dict[str, float]
 
 
 async def learn(
-    served: Sequence[Served], questions: Sequence[Question], folder: Path, report: Callable[[], None]
+    served: Sequence[FoundEngine], questions: Sequence[Question], folder: Path, report: Callable[[], None]
 ) -> Learnt:
     """Ask each model every question once, and fit. `report` hears of each answer."""
     rows = await _attempts(served, questions, report)
@@ -52,11 +45,11 @@ async def learn(
 
 
 async def _attempts(
-    served: Sequence[Served], questions: Sequence[Question], report: Callable[[], None]
+    served: Sequence[FoundEngine], questions: Sequence[Question], report: Callable[[], None]
 ) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
 
-    async def one_by_one(engine: Served, its_questions: Sequence[Question]) -> None:
+    async def one_by_one(engine: FoundEngine, its_questions: Sequence[Question]) -> None:
         async with client_of(f"http://{engine.address}") as client:
             for question in its_questions:
                 answer = await ask_question(client, question, engine.model, max_attempts=1)
@@ -86,4 +79,5 @@ def _fit(table: Path, folder: Path) -> Learnt:
     capability = folder / f"{TASK}.json"
     write_family(capability, fitted, seed, _FOLDS)
     speeds = {one.model: one.prefill_ms_per_token for one in fitted if one.prefill_ms_per_token is not None}
-    return Learnt(capability, speeds)
+    right = {one.model: float(one.right.sum() / (one.right.sum() + one.wrong.sum())) for one in fitted}
+    return Learnt(capability, speeds, right)

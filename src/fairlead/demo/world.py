@@ -29,7 +29,7 @@ class SimulatedModel:
     name: str
     accuracy: dict[str, tuple[float, ...]]
     prefill_ms_per_token: float
-    decode_ms_per_step: float
+    decode_ms_per_token: float
 
 
 MODELS: Final = (
@@ -41,7 +41,7 @@ MODELS: Final = (
             "zh": (0.70, 0.62, 0.54, 0.45, 0.32, 0.20),
         },
         prefill_ms_per_token=0.04,
-        decode_ms_per_step=8.0,
+        decode_ms_per_token=8.0,
     ),
     SimulatedModel(
         "phi-3-mini",
@@ -51,7 +51,7 @@ MODELS: Final = (
             "zh": (0.85, 0.81, 0.75, 0.63, 0.47, 0.30),
         },
         prefill_ms_per_token=0.10,
-        decode_ms_per_step=12.0,
+        decode_ms_per_token=12.0,
     ),
     SimulatedModel(
         "swallow-8b",
@@ -61,7 +61,7 @@ MODELS: Final = (
             "zh": (0.90, 0.87, 0.80, 0.12, 0.03, 0.01),
         },
         prefill_ms_per_token=0.07,
-        decode_ms_per_step=14.0,
+        decode_ms_per_token=14.0,
     ),
 )
 
@@ -74,6 +74,19 @@ def write_accuracy(path: Path, models: Sequence[SimulatedModel] = MODELS) -> Non
         "models": {model.name: {language: _row(model, language) for language in LANGUAGES} for model in models},
     }
     path.write_text(json.dumps(document), encoding="utf-8")
+
+
+def engine_arguments(model: SimulatedModel, port: int, accuracy: Path) -> list[str]:
+    """The command line of `fairlead` that serves `model`."""
+    return [
+        "engine",
+        *("--model", model.name),
+        *("--listen", f"127.0.0.1:{port}"),
+        *("--accuracy", str(accuracy)),
+        *("--prefill-ms-per-token", str(model.prefill_ms_per_token)),
+        *("--decode-ms-per-token", str(model.decode_ms_per_token)),
+        *("--time-scale", str(TIME_SCALE)),
+    ]
 
 
 def _row(model: SimulatedModel, language: str) -> list[float]:

@@ -1,0 +1,76 @@
+"""`fairlead demo`: the whole system on this machine, in about a minute, with real HTTP through a real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Coroutine
+from typing import Annotated
+
+import typer
+
+from fairlead.errors import UserError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command()(demo)
+
+
+def demo(
+    engines: Annotated[
+        str, typer.Option(help="Real engines that run already, as host:port,host:port; without, four are simulated.")
+    ] = "",
+    questions: Annotated[int, typer.Option(min=1, max=10_000, help="Questions under each policy.")] = 90,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed asks other questions.")] = 0,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave everything up at the end, until Ctrl-C.")] = False,
+) -> None:
+    """Show what accuracy-aware routing does: the same questions under three policies, side by side.
+
+    Starts simulated engines, the sidecar and Envoy; learns how good each model is; then asks in English, Japanese and
+    Chinese, in several lengths, with retries. Everything that was started is stopped at the end.
+
+    Example: `fairlead demo --questions 30` or `fairlead demo --engines 127.0.0.1:8000,127.0.0.1:8001 --keep`
+    """
+    from rich.console import Console
+
+    from fairlead.client import RefusedError, UnavailableError
+    from fairlead.demo.children import ChildError
+    from fairlead.demo.show import Options, run
+
+    addresses = tuple(address.strip() for address in engines.split(",") if address.strip())
+    options = Options(engines=_checked(addresses), questions=questions, seed=seed, keep=keep)
+    try:
+        asyncio.run(_until_sigterm(run(options, Console())))
+    except KeyboardInterrupt:
+        typer.echo("fairlead demo: stopped before its end", err=True)
+        raise typer.Exit(128 + signal.SIGINT) from None
+    except asyncio.CancelledError:
+        typer.echo("fairlead demo: stopped before its end", err=True)
+        raise typer.Exit(128 + signal.SIGTERM) from None
+    except (ChildError, RefusedError, UnavailableError) as error:
+        typer.echo(f"fairlead demo: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+async def _until_sigterm(show: Coroutine[None, None, None]) -> None:
+    """SIGTERM ends the show as Ctrl-C does: in order, with all children stopped."""
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(NotImplementedError):  # Windows
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await show
+
+
+def _checked(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    from fairlead.config import host_and_port
+
+    for address in addresses:
+        try:
+            host_and_port(address)
+        except ValueError as error:
+            raise UserError(f"--engines: {error}") from None
+    if len(set(addresses)) < len(addresses):
+        raise UserError("--engines: an address is there twice; name each engine once")
+    return addresses

@@ -1,0 +1,120 @@
+"""The demo from its first line to its last: engines, learning, three policies on the same questions, the comparison."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+
+from fairlead.demo.children import while_running
+from fairlead.demo.display import Phase, comparison, shown
+from fairlead.demo.engines import Engines, forever
+from fairlead.demo.front import Front
+from fairlead.demo.learning import Learnt, learn
+from fairlead.demo.questions import LANGUAGES, Question, questions
+from fairlead.demo.results import Result
+from fairlead.demo.traffic import ASKERS, MAX_ATTEMPTS, ROUTE, ask_all
+from fairlead.engines.discovery import FoundEngine
+
+POLICIES: Final = {
+    "session_affinity": "Session affinity: a conversation stays where it began",
+    "least_request": "Load-aware (least_request): the endpoint with the fewest requests",
+    "laar": "LAAR: the least expected time to a correct answer",
+}
+OURS: Final = "laar"
+LENGTHS_TOKENS: Final = (4096, 8192, 16384, 32768, 65536)
+UNKNOWN_MODEL_LEN: Final = 8192  # where an engine does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`engines` are addresses of real ones; without any, the demo starts its own. `questions` are those of a policy."""
+
+    engines: tuple[str, ...]
+    questions: int
+    seed: int
+    keep: bool
+
+
+async def run(options: Options, console: Console) -> None:
+    """Returns when all is shown and stopped. With `options.keep` it stays until it is cancelled."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fairlead-demo-")))
+        engines = await stack.enter_async_context(Engines(options.engines, folder))
+        console.print(_pool_sentence(engines.served), highlight=False)
+        lengths = _fitting_lengths(engines.served)
+        learnt = await _learn(engines, _questions(options, lengths, learning=True), folder, console)
+        front = await stack.enter_async_context(Front(engines.served, learnt, next(iter(POLICIES)), folder))
+        console.print(_addresses(front), highlight=False, soft_wrap=True)
+        asked = _questions(options, lengths, learning=False)
+        results = {policy: await _ask(policy, asked, engines, front, console) for policy in POLICIES}
+        console.print(comparison(results, OURS))
+        if options.keep:
+            console.print(_addresses(front), highlight=False, soft_wrap=True)
+            console.print("Everything stays up; Ctrl-C ends it.")
+            with contextlib.suppress(asyncio.CancelledError):  # which is the wanted end of a demo that is kept
+                await while_running(forever(), engines.ended(), front.ended())
+
+
+def _questions(options: Options, lengths_tokens: Sequence[int], *, learning: bool) -> list[Question]:
+    """Those that are learnt from are others than those that are measured, as in the paper's two splits."""
+    return questions(2 * options.seed + learning, LANGUAGES, lengths_tokens, options.questions)
+
+
+def _fitting_lengths(served: Sequence[FoundEngine]) -> tuple[int, ...]:
+    """Twice as long must fit as well: estimates of tokens are rough where a tokenizer is unusual."""
+    shortest_tokens = min(engine.max_model_len or UNKNOWN_MODEL_LEN for engine in served)
+    fitting = tuple(length for length in LENGTHS_TOKENS if 2 * length <= shortest_tokens)
+    return fitting or (shortest_tokens // 2,)
+
+
+async def _learn(engines: Engines, asked: Sequence[Question], folder: Path, console: Console) -> Learnt:
+    models = len({engine.model for engine in engines.served})
+    phase = Phase(f"Learning how good each model is, from {len(asked)} other questions", len(asked) * models)
+    with shown(console, phase):
+        learnt = await while_running(learn(engines.served, asked, folder, phase.advance), engines.ended())
+    for model, ms_per_token in learnt.prefill_ms_per_token.items():
+        right = learnt.right[model]
+        console.print(f"  {escape(model)}: {right:.0%} right, {ms_per_token:.4f} ms a prompt token", highlight=False)
+    console.print()
+    return learnt
+
+
+async def _ask(
+    policy: str, asked: Sequence[Question], engines: Engines, front: Front, console: Console
+) -> list[Result]:
+    if not await engines.forget_prompts():
+        console.print("[dim]An engine has no /reset_prefix_cache: it may still hold prompts of the phase before.[/]")
+    await front.use(policy)
+    phase = Phase(POLICIES[policy], len(asked))
+    with shown(console, phase):
+        return await while_running(ask_all(front.url, asked, phase.add), engines.ended(), front.ended())
+
+
+def _pool_sentence(served: Sequence[FoundEngine]) -> str:
+    pool = ", ".join(f"{escape(engine.model)} at {engine.address}" for engine in served)
+    return (
+        f"{len(served)} engines: {pool}.\n{ASKERS} askers at a time, up to {MAX_ATTEMPTS} attempts a question, "
+        "temperature 0. A model that was wrong is wrong again when it is asked again.\n"
+    )
+
+
+def _addresses(front: Front) -> str:
+    body = json.dumps({"model": ROUTE, "messages": [{"role": "user", "content": "Hello"}]})
+    return f"""
+  gateway          {front.url}/v1          models: {front.url}/v1/models
+  decisions        {front.admin_url}/debug/decisions
+  metrics          {front.admin_url}/metrics
+  Envoy's admin    {front.envoy_admin_url}
+  configuration    {front.config_path}
+  try              curl -i {front.url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'
+"""

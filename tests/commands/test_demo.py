@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+MARK = "FAIRLEAD_TEST_MARK"
+WITHIN_S = 100
+
+
+def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-m", "fairlead", "demo", *arguments]
+    environment = {**os.environ, MARK: mark, "COLUMNS": "120"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ), mark
+
+
+def processes_of(mark: str) -> list[int]:
+    """All processes that were started, directly or not, with `mark` in their environment."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if wanted in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:  # it ended while we looked, or is another user's
+            continue
+    return found
+
+
+@pytest.mark.timeout(WITHIN_S + 20)
+def test_a_short_demo_compares_the_policies_and_leaves_no_process() -> None:
+    process, mark = start("--questions", "6")
+    out, err = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0, out + err
+    assert processes_of(mark) == []
+    assert "\x1b" not in out
+    for policy in ("session_affinity", "least_request"):
+        assert re.search(rf"laar: time to correct answer [\d.]+% (below|ABOVE) {policy} \(95 % interval", out)
+    for policy in ("session_affinity", "least_request", "laar"):
+        assert re.search(rf"^\s+{policy}\s+[\d,]+ ms\s+[\d,]+ ms\s+\d+%\s+\d+%\s+[\d.]+", out, re.MULTILINE)
+    assert out.count("6/6") == 3
+    assert "/debug/decisions" in out
+    assert "curl -i http://127.0.0.1:" in out
+
+
+@pytest.mark.timeout(WITHIN_S + 20)
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_demo_that_is_stopped_early_stops_its_children(how: signal.Signals, status: int) -> None:
+    process, mark = start("--questions", "200")
+    assert process.stdout is not None
+    assert "engines:" in process.stdout.readline()  # they run
+    assert len(processes_of(mark)) > 4
+    process.send_signal(how)
+    _, err = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == status, err
+    assert "stopped before its end" in err
+    assert processes_of(mark) == []
+
+
+@pytest.mark.timeout(WITHIN_S + 20)
+def test_an_engine_that_dies_ends_the_demo_with_its_last_words() -> None:
+    process, mark = start("--questions", "200")
+    assert process.stdout is not None
+    assert "engines:" in process.stdout.readline()
+    engine = next(pid for pid in processes_of(mark) if b"engine" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(engine, signal.SIGKILL)
+    _, err = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 1, err
+    assert re.search(r"the engine of \S+ ended with status -9; its last words:", err)
+    assert processes_of(mark) == []
+
+
+@pytest.mark.timeout(WITHIN_S + 20)
+def test_keep_stays_up_until_ctrl_c_and_ends_with_0() -> None:
+    process, mark = start("--questions", "1", "--keep")
+    assert process.stdout is not None
+    deadline = time.monotonic() + WITHIN_S
+    for line in process.stdout:
+        assert time.monotonic() < deadline
+        if "stays up" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=WITHIN_S)
+    assert (process.returncode, err) == (0, "")
+    assert processes_of(mark) == []
+
+
+@pytest.mark.parametrize(
+    ("engines", "message"),
+    [
+        ("127.0.0.1", "has no port; write host:port"),
+        ("127.0.0.1:8000,127.0.0.1:8000", "an address is there twice"),
+        ("127.0.0.1:9", "http://127.0.0.1:9/v1/models does not answer"),
+    ],
+)
+def test_engines_that_cannot_be_used_are_named(engines: str, message: str) -> None:
+    process, _ = start("--engines", engines)
+    _, err = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 2
+    assert message in err
