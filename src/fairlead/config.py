@@ -144,7 +144,8 @@ class Observe(_Section):
 
     interval_ms: Annotated[int, Field(ge=10)] = 1000
     timeout_ms: PositiveInt = 2000
-    failures_to_eject: PositiveInt = 3
+    failures_to_eject: PositiveInt = 3  # in a row
+    rtt_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3  # weight of the newest round trip
 
 
 class Config(_Section):

@@ -59,8 +59,8 @@ def test_load_counts_from_the_pick_so_a_burst_spreads() -> None:
 
 def test_thirty_prompts_on_an_idle_pool_of_three_spread_over_all_three() -> None:
     world = World()
-    for name in "abc":
-        world.endpoint(f"{name}:1")
+    for index, name in enumerate("abc"):
+        world.endpoint(f"{name}:1", rtt_ms=0.5 + 0.3 * index)  # as far apart as probes on one network measure
     chosen = [world.pick_and_end() for _ in range(30)]
     assert {address: chosen.count(address) for address in chosen} == {"a:1": 10, "b:1": 10, "c:1": 10}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from random import Random
 from typing import Literal, NamedTuple, Protocol
 
@@ -38,15 +40,23 @@ class Policy(Protocol):
 
 
 def least_first(
-    candidates: Sequence[Candidate], key: Callable[[Candidate], float], random_tie: Random | None = None
+    candidates: Sequence[Candidate],
+    key: Callable[[Candidate], float],
+    *,
+    random_tie: Random | None = None,
+    tie_width: float = 0.0,
 ) -> list[Ranked]:
     """Candidates by rising `key`; ties go to the endpoint least recently chosen, or at random where the rule says so.
 
-    A fixed order would herd equal requests on one replica.
+    A fixed order would herd equal requests on one replica, and so would the noise of measured times: those whose key is
+    within `tie_width` of the least are equals too.
     """
     if random_tie is None:
         scored = [(key(c), float(c.last_chosen), position) for position, c in enumerate(candidates)]
     else:
         scored = [(key(c), random_tie.random(), position) for position, c in enumerate(candidates)]
     scored.sort()
+    if tie_width > 0.0:
+        equals = bisect_right(scored, scored[0][0] + tie_width, key=itemgetter(0))
+        scored[:equals] = sorted(scored[:equals], key=itemgetter(1))
     return [Ranked(candidates[position], score) for score, _, position in scored]

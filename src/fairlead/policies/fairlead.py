@@ -24,6 +24,7 @@ class Fairlead(Rule, frozen=True):
     rtt_weight: Annotated[float, Meta(ge=0)] = 1.0
     queue_weight: Annotated[float, Meta(ge=0)] = 1.0
     batch_slowdown: Annotated[float, Meta(ge=0)] = 0.03  # of decoding, for each request that shares the batch
+    tie_ms: Annotated[float, Meta(ge=0)] = 2.0  # costs closer than the noise of measured round trips are equal
     retry_penalty: Annotated[float, Meta(ge=1, le=1e6)] = 1000.0  # a model that failed at temperature 0 fails again
 
     def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:  # noqa: ARG002
