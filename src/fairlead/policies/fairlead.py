@@ -30,20 +30,16 @@ class Fairlead(Rule, frozen=True):
     def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:  # noqa: ARG002
         rtt_weight, queue_weight, slowdown = self.rtt_weight, self.queue_weight, self.batch_slowdown
         output_tokens, penalty = request.output_tokens, self.retry_penalty
-        return Ranking(
-            least_first(
-                candidates,
-                lambda c: (
-                    (
-                        rtt_weight * c.rtt_ms
-                        + c.prefill_ms_per_token * (c.uncached_tokens + queue_weight * c.pending_prefill_tokens)
-                        + c.decode_ms_per_token * output_tokens * (1 + slowdown * c.inflight_requests)
-                    )
-                    / c.success_probability
-                    * penalty**c.attempts
-                ),
+
+        def cost_ms(c: Candidate) -> float:
+            latency_ms = (
+                rtt_weight * c.rtt_ms
+                + c.prefill_ms_per_token * (c.uncached_tokens + queue_weight * c.pending_prefill_tokens)
+                + c.decode_ms_per_token * output_tokens * (1 + slowdown * c.inflight_requests)
             )
-        )
+            return latency_ms / c.success_probability * penalty**c.attempts
+
+        return Ranking(least_first(candidates, cost_ms, tie_width=self.tie_ms))
 
     def explain(self, request: RequestFacts, candidate: Candidate) -> CostTerms:
         c = candidate

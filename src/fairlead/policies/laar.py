@@ -26,17 +26,12 @@ class Laar(Rule, frozen=True):
 
     def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:  # noqa: ARG002
         tokens, alpha, penalty = request.tokens, self.alpha, self.retry_penalty
-        return Ranking(
-            least_first(
-                candidates,
-                lambda c: (
-                    c.prefill_ms_per_token
-                    * (tokens + alpha * c.inflight_prompt_tokens)
-                    / c.success_probability
-                    * penalty**c.attempts
-                ),
-            )
-        )
+
+        def cost(c: Candidate) -> float:
+            latency_ms = c.prefill_ms_per_token * (tokens + alpha * c.inflight_prompt_tokens)
+            return latency_ms / c.success_probability * penalty**c.attempts
+
+        return Ranking(least_first(candidates, cost))
 
     def explain(self, request: RequestFacts, candidate: Candidate) -> CostTerms:
         return CostTerms(
