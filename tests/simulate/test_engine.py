@@ -119,9 +119,17 @@ def test_a_request_that_can_never_fit_is_refused(prompt: int, output: int) -> No
     assert engine.next_step_ms() is None
 
 
-def test_a_request_beyond_the_whole_kv_cache_is_refused() -> None:
+@pytest.mark.parametrize(("prompt", "output"), [(30, 4), (33, 0)])
+def test_a_request_beyond_the_whole_kv_cache_is_refused(prompt: int, output: int) -> None:
     with pytest.raises(RequestRefusedError, match="KV cache of 32"):
-        Engine(replace(FAST, num_blocks=8)).submit(EngineRequest("a", 30, 4), 0.0)
+        Engine(replace(FAST, num_blocks=8)).submit(EngineRequest("a", prompt, output), 0.0)
+
+
+@pytest.mark.parametrize(("prompt", "output"), [(30, 3), (32, 0), (1, 32)])
+def test_a_request_that_takes_the_whole_kv_cache_finishes(prompt: int, output: int) -> None:
+    engine = Engine(replace(FAST, num_blocks=8))
+    engine.submit(EngineRequest("a", prompt, output), 0.0)
+    assert run_until_idle(engine)[-1].kind is EventKind.FINISHED
 
 
 def test_an_abort_frees_the_blocks_at_once_and_the_computed_ones_stay_cached() -> None:

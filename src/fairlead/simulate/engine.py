@@ -193,7 +193,8 @@ class Engine:
             return "a request needs at least one prompt token"
         if tokens > parameters.max_model_len:
             return f"{tokens} tokens are more than max_model_len {parameters.max_model_len}"
-        if tokens - 1 > parameters.num_blocks * parameters.block_size:
+        kept_tokens = max(tokens - 1, request.prompt_tokens)  # the last token of an answer is never read again
+        if kept_tokens > parameters.num_blocks * parameters.block_size:
             return f"{tokens} tokens are more than the KV cache of {parameters.num_blocks * parameters.block_size}"
         return None
 
