@@ -1,0 +1,46 @@
+"""One run of the benchmark, with a progress bar for whoever waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fairlead.bench import decision, through_envoy
+from fairlead.bench.machine import this_machine
+from fairlead.bench.report import Report
+
+
+class Effort(msgspec.Struct, frozen=True):
+    """How much is measured in each part."""
+
+    cell_s: float
+    most_repeats: int
+    envoy: through_envoy.Effort
+
+
+FULL: Final = Effort(0.5, 500, through_envoy.Effort(rounds=5, saturated_s=2.5, steady_s=5.0))
+QUICK: Final = Effort(0.1, 60, through_envoy.Effort(rounds=2, saturated_s=1.0, steady_s=1.5))
+
+
+def run(command: str, seed: int, effort: Effort, *, has_decision: bool, has_envoy: bool) -> Report:
+    """Measure the parts that are asked for."""
+    machine = this_machine()
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    cells: list[decision.Cell] = []
+    measured = None
+    # Two redraws a second: the bar must not take time from what is measured.
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), refresh_per_second=2) as progress:
+        if has_decision:
+            task = progress.add_task("decisions", total=len(decision.cells()))
+            for cell in decision.measure(seed, effort.cell_s, effort.most_repeats):
+                cells.append(cell)
+                progress.advance(task)
+        if has_envoy:
+            task = progress.add_task("through Envoy", total=effort.envoy.runs())
+            measured = asyncio.run(through_envoy.measure(effort.envoy, seed, lambda: progress.advance(task)))
+    return Report(command, seed, machine, os.getloadavg()[0], cells, measured)

@@ -1,0 +1,115 @@
+"""What stands between client and upstream: Envoy alone, Envoy with the null processor, Envoy with Fairlead.
+
+All variants are up at the same time and share one upstream; only the measured one gets requests. Each has an Envoy of
+its own, started from the bootstrap that `fairlead envoy` writes; for Envoy alone the processor's filter is taken out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import yaml
+
+from fairlead.bench.decision import MODEL, ROUTE
+from fairlead.bench.processes import child
+from fairlead.config import Config
+from fairlead.demo.children import free_ports
+from fairlead.gateway import EnvoyProcess, bootstrap
+
+ALONE: Final = "Envoy alone"
+NULL: Final = "null processor"
+FAIRLEAD: Final = "Fairlead"
+REWRITING: Final = "Fairlead, route"  # asked for a route: the body goes back with the chosen model's name
+
+ENDPOINTS: Final = 8
+_FALLBACKS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Where to send, what to ask for, and whose time to count."""
+
+    name: str
+    address: str
+    model: str
+    envoy_pid: int
+    sidecar_pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """All that runs."""
+
+    variants: tuple[Variant, ...]
+    upstream: str  # one of its addresses, to measure it without Envoy
+    upstream_pid: int
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    """Start everything, and stop it when the block ends."""
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(child("fairlead.bench.upstream", str(ENDPOINTS)))
+        addresses = await upstream.addresses()
+        first = addresses[: 1 + _FALLBACKS]
+        null = await stack.enter_async_context(child("fairlead.bench.null_processor", *first))
+        (null_address,) = await null.addresses()
+        grpc_port, admin_port = free_ports(2)
+        sidecar_address = f"127.0.0.1:{grpc_port}"
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="fairlead-bench-")))
+        path = folder / "fairlead.yaml"
+        path.write_text(yaml.safe_dump(_document(addresses, sidecar_address, admin_port)))
+        sidecar = await stack.enter_async_context(child("fairlead", "serve", "--config", str(path)))
+        await sidecar.answers(f"http://127.0.0.1:{admin_port}/readyz")
+        alone, alone_at = await _envoy(stack, addresses, sidecar_address, has_processor=False)
+        with_null, null_at = await _envoy(stack, addresses, null_address)
+        with_fairlead, fairlead_at = await _envoy(stack, addresses, sidecar_address)
+        yield World(
+            variants=(
+                Variant(ALONE, alone_at, MODEL, alone.pid, None),
+                Variant(NULL, null_at, MODEL, with_null.pid, null.pid),
+                Variant(FAIRLEAD, fairlead_at, MODEL, with_fairlead.pid, sidecar.pid),
+                Variant(REWRITING, fairlead_at, ROUTE, with_fairlead.pid, sidecar.pid),
+            ),
+            upstream=addresses[0],
+            upstream_pid=upstream.pid,
+        )
+
+
+async def _envoy(
+    stack: AsyncExitStack, addresses: list[str], sidecar: str, *, has_processor: bool = True
+) -> tuple[EnvoyProcess, str]:
+    listen_port, admin_port = free_ports(2)
+    listen = f"127.0.0.1:{listen_port}"
+    config = Config.model_validate(_document(addresses, sidecar, admin_port) | {"gateway": _gateway(listen)})
+    tree = bootstrap(config, admin_address=f"127.0.0.1:{admin_port}")
+    if not has_processor:
+        tree = _without_processor(tree)
+    return await stack.enter_async_context(EnvoyProcess(tree, concurrency=1)), listen
+
+
+def _document(addresses: list[str], sidecar: str, admin_port: int) -> dict[str, Any]:
+    return {
+        "listen": {"grpc": sidecar, "admin": f"127.0.0.1:{admin_port}"},
+        "gateway": _gateway("127.0.0.1:8080"),
+        "pool": {"endpoints": [{"address": address, "model": MODEL} for address in addresses]},
+        "routes": {ROUTE: [MODEL]},
+    }
+
+
+def _gateway(listen: str) -> dict[str, Any]:
+    return {"listen": listen, "fallbacks": _FALLBACKS}
+
+
+def _without_processor(tree: dict[str, Any]) -> dict[str, Any]:
+    tree = copy.deepcopy(tree)
+    (chain,) = tree["static_resources"]["listeners"][0]["filter_chains"]
+    manager = chain["filters"][0]["typed_config"]
+    manager["http_filters"] = [f for f in manager["http_filters"] if f["name"] != "envoy.filters.http.ext_proc"]
+    return tree
