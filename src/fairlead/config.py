@@ -60,6 +60,7 @@ def _grpc_address(value: str) -> str:
 
 Address = Annotated[str, AfterValidator(_address)]
 GrpcAddress = Annotated[str, AfterValidator(_grpc_address)]
+Interval = Annotated[int, Field(ge=10)]  # milliseconds
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # YAML has lists, a frozen configuration tuples
 
 
@@ -140,12 +141,15 @@ class Sessions(_Section):
 
 
 class Observe(_Section):
-    """How the sidecar watches its engines, beside the request path."""
+    """How the sidecar watches its engines, beside the request path. Intervals are jittered by a fifth."""
 
-    interval_ms: Annotated[int, Field(ge=10)] = 1000
-    timeout_ms: PositiveInt = 2000
-    failures_to_eject: PositiveInt = 3  # in a row
-    rtt_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3  # weight of the newest round trip
+    interval_ms: Interval = 250  # between reads of /metrics; and of /health while something speaks against an engine
+    health_interval_ms: Interval = 1000  # longer: SGLang generates a token for each /health
+    rtt_interval_ms: Interval = 5000  # between measurements of the round trip
+    rtt_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3  # weight of the newest round trip in the smoothed one
+    timeout_ms: PositiveInt = 2000  # of each of these requests
+    failures_to_eject: PositiveInt = 3  # in a row: refused, no answer in time, or a 5xx of /health
+    stale_ms: PositiveInt = 3000  # after this, numbers that could not be read or do not move are not believed
 
 
 class Config(_Section):

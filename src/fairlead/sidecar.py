@@ -104,7 +104,7 @@ class Sidecar:
         self.router.pool, self.router.policy = pool, _policy(config)
         self.router.fallbacks = config.gateway.fallbacks
         self.config = config
-        await self._observers.replace(pool.endpoints)
+        await self._observers.replace(config.observe, pool.endpoints)
         log.info("configuration reloaded", policy=config.policy.name, endpoints=len(pool.endpoints))
 
     async def watch(self, wanted: asyncio.Event) -> None:

@@ -7,12 +7,14 @@ policies never see it, only the `Candidate` made of it for one request.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.core.facts import RequestFacts
+from fairlead.core.health import Health
+from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, EngineReport
 
 
 @dataclass(slots=True, eq=False)
@@ -28,19 +30,46 @@ class Endpoint:
     region: str = ""
     engine: str = "vllm"
 
-    healthy: bool = True
+    healthy: bool = True  # all that the request path reads of `health`
     rtt_ms: float = 0.0
+    reported: EngineReport = UNKNOWN
+    identity: EngineIdentity = UNIDENTIFIED
+    generation: int = 0  # grows when the engine restarts: what it had cached is gone
+    health: Health = field(default_factory=Health)
+    configured_max_model_len: int | None = field(init=False)
 
     inflight_requests: int = 0
     inflight_prompt_tokens: int = 0
     pending_prefill_tokens: int = 0  # not cached, and no first token seen yet
     last_chosen: int = 0  # the number of the decision that chose it last
 
+    def __post_init__(self) -> None:
+        self.configured_max_model_len = self.max_model_len
+
     def take_constants_of(self, other: Endpoint) -> None:
         """Become `other` as configured, and keep what is known of health and load."""
         self.model, self.capability = other.model, other.capability
         self.prefill_ms_per_token, self.decode_ms_per_token = other.prefill_ms_per_token, other.decode_ms_per_token
-        self.max_model_len, self.region, self.engine = other.max_model_len, other.region, other.engine
+        self.configured_max_model_len, self.region, self.engine = other.max_model_len, other.region, other.engine
+        self.identified(self.identity)
+
+    def identified(self, identity: EngineIdentity) -> None:
+        """The engine said what it is; the shorter of its context length and the configured one counts."""
+        self.identity = identity
+        lengths = [n for n in (self.configured_max_model_len, identity.max_model_len) if n is not None]
+        self.max_model_len = min(lengths, default=None)
+
+    def probed(self, answered: bool, now_s: float, failures_to_eject: int) -> None:
+        """A probe beside the request path was answered or was not."""
+        self.healthy = self.health.probed(answered, now_s, failures_to_eject)
+
+    def request_failed(self, now_s: float) -> None:
+        """A request met a refused connection, a time-out or a 5xx here; a 4xx is the client's and says nothing."""
+        self.healthy = self.health.failed(now_s)
+
+    def request_succeeded(self) -> None:
+        """A request was served here, with a status below 400."""
+        self.healthy = self.health.succeeded()
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -80,11 +109,15 @@ class Pool:
         return name in self._serving
 
     def available(self, name: str | None, subset: Collection[str] | None = None) -> list[Endpoint]:
-        """Healthy endpoints that serve `name` (None: all endpoints), out of `subset` where the gateway gave one."""
+        """Healthy endpoints that serve `name` (None: all endpoints), out of `subset` where the gateway gave one.
+
+        If there are none, those that only requests found at fault: they may have been unlucky, and refusing is worse.
+        """
         serving: Iterable[Endpoint] = self.endpoints if name is None else self._serving.get(name, ())
-        if subset is None:
-            return [endpoint for endpoint in serving if endpoint.healthy]
-        return [endpoint for endpoint in serving if endpoint.healthy and endpoint.address in subset]
+        if subset is not None:
+            serving = [endpoint for endpoint in serving if endpoint.address in subset]
+        healthy = [endpoint for endpoint in serving if endpoint.healthy]
+        return healthy or [endpoint for endpoint in serving if endpoint.health.fails_requests_only]
 
 
 def fitting(endpoints: Sequence[Endpoint], request: RequestFacts) -> Sequence[Endpoint]:

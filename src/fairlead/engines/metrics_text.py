@@ -1,0 +1,125 @@
+"""Read the few numbers that matter from the metrics page of a vLLM or SGLang engine.
+
+Not a Prometheus parser: it looks at the lines that start with a wanted name and at no other. A value that is NaN,
+infinite, negative or half written is left out, as if the engine did not report it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from fairlead.core.reported import EngineReport
+
+MOST_BYTES: Final = 1 << 20
+
+_VLLM: Final = {
+    b"vllm:num_requests_running": "running",
+    b"vllm:num_requests_waiting": "waiting",
+    b"vllm:kv_cache_usage_perc": "kv_usage",
+    b"vllm:gpu_cache_usage_perc": "kv_usage",  # its name until 0.9
+    # `gpu_prefix_cache_*` of old versions is left out: it counted blocks in some of them and tokens in others
+    b"vllm:prefix_cache_queries_total": "queried",
+    b"vllm:prefix_cache_hits_total": "hit",
+    b"vllm:prompt_tokens_total": "prompt",
+    b"vllm:generation_tokens_total": "generated",
+    b"vllm:cache_config_info": "cache_config",
+}
+_SGLANG: Final = {
+    b"sglang:num_running_reqs": "running",
+    b"sglang:num_queue_reqs": "waiting",
+    b"sglang:token_usage": "kv_usage",
+    b"sglang:max_total_num_tokens": "capacity",
+    b"sglang:page_size": "block",
+    b"sglang:prompt_tokens_total": "queried_prompt",  # every prompt token is looked up
+    b"sglang:cached_tokens_total": "hit",
+    b"sglang:generation_tokens_total": "generated",
+}
+_START: Final = {b"process_start_time_seconds": "start"}
+_FIELDS: Final = {**_VLLM, **_SGLANG, **_START}
+_STARTS: Final = tuple(_FIELDS)
+_COUNTERS: Final = frozenset({"queried", "queried_prompt", "hit", "prompt", "generated"})
+_TOO_MUCH: Final = 1e18  # of anything; keeps sums finite
+_NAME_END: Final = re.compile(rb"[{ \t]")
+_RANK: Final = re.compile(rb'[{,](?:engine|dp_rank)="([^"]*)"')
+_BLOCK_SIZE: Final = re.compile(rb'[{,]block_size="([0-9]{1,9})"')
+_BLOCKS: Final = re.compile(rb'[{,]num_gpu_blocks="([0-9]{1,12})"')
+
+_Ranks = dict[bytes, float]  # a value for each data-parallel rank
+
+
+def read_metrics(text: bytes, now_s: float) -> EngineReport | None:
+    """The report of a page read at `now_s`; None if it is of no engine that we know. Never raises."""
+    found: dict[str, _Ranks] = {}
+    lines = text.split(b"\n")
+    lines.pop()  # every line ends with a newline: what is after the last one is half a line
+    for line in lines:
+        if line.startswith(_STARTS):
+            _add(line, found)
+    if not found or found.keys() == {"start"}:
+        return None
+    block, start, both = found.get("block"), found.get("start"), found.get("queried_prompt")
+    return EngineReport(
+        running_requests=_total(found.get("running")),
+        waiting_requests=_total(found.get("waiting")),
+        kv_usage=_mean_share(found.get("kv_usage")),
+        kv_capacity_tokens=_total(found.get("capacity")),
+        kv_block_tokens=int(max(block.values())) if block else None,
+        prefix_queried_tokens=_total(found.get("queried", both)),
+        prefix_hit_tokens=_total(found.get("hit")),
+        prompt_tokens=_total(found.get("prompt", both)),
+        generated_tokens=_total(found.get("generated")),
+        process_start_s=max(start.values()) if start else None,
+        read_s=now_s,
+        changed_s=now_s,
+        stale=False,
+    )
+
+
+def _add(line: bytes, found: dict[str, _Ranks]) -> None:
+    end = _NAME_END.search(line)
+    if end is None:
+        return
+    field = _FIELDS.get(line[: end.start()])
+    if field is None:  # a longer name that starts like a wanted one
+        return
+    labels, _, rest = line[end.start() :].rpartition(b"}")
+    value = _value(rest)
+    if value is None:
+        return
+    rank_found = _RANK.search(labels)
+    rank = rank_found[1] if rank_found else b""
+    if field == "cache_config":
+        _add_cache_config(labels, rank, found)
+        return
+    ranks = found.setdefault(field, {})
+    if field in _COUNTERS:
+        ranks[rank] = ranks.get(rank, 0.0) + value  # SGLang splits one by the place that the tokens came from
+    else:
+        ranks[rank] = max(ranks.get(rank, 0.0), value)  # SGLang's tensor-parallel workers may each tell the same
+
+
+def _add_cache_config(labels: bytes, rank: bytes, found: dict[str, _Ranks]) -> None:
+    size, blocks = _BLOCK_SIZE.search(labels), _BLOCKS.search(labels)
+    if size is not None and int(size[1]) > 0:
+        found.setdefault("block", {})[rank] = float(size[1])
+        if blocks is not None and int(blocks[1]) > 0:
+            found.setdefault("capacity", {})[rank] = float(int(size[1]) * int(blocks[1]))
+
+
+def _value(rest: bytes) -> float | None:
+    """The number of a line, without the time that may follow it."""
+    parts = rest.split(None, 1)
+    try:
+        value = float(parts[0])
+    except (IndexError, ValueError):
+        return None
+    return value if 0 <= value < _TOO_MUCH else None
+
+
+def _total(ranks: _Ranks | None) -> int | None:
+    return int(sum(ranks.values())) if ranks else None
+
+
+def _mean_share(ranks: _Ranks | None) -> float | None:
+    return min(1.0, sum(ranks.values()) / len(ranks)) if ranks else None
