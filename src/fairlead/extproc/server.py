@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1.health import aio as health
 
 from fairlead.extproc.pb.ext_proc_pb2 import ProcessingRequest
 from fairlead.extproc.pick import Shared
@@ -28,7 +28,7 @@ class ProcessorServer:
     def __init__(self, shared: Shared, address: str) -> None:
         self._shared = shared
         self._address = address
-        self._health = HealthServicer()
+        self._health = health.HealthServicer()
         self.running_streams = 0
         limit = shared.max_body_bytes + _MESSAGE_OVERHEAD_BYTES
         self._server = grpc.aio.server(

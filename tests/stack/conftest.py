@@ -1,0 +1,174 @@
+"""`stack(...)`: engines, the sidecar as its own process, and a real Envoy, started for a test and stopped with it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+import yaml
+
+from fairlead.config import load
+from fairlead.gateway import EnvoyProcess, Mode, bootstrap
+from fairlead.simulate.server import EngineOptions, RunningEngine, running_engine
+from tests.gateway.world import free_ports
+
+READY_WITHIN_S = 20.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+
+class Stack:
+    """A running pool. `url` is the gateway; engines keep the order in which they were asked for."""
+
+    def __init__(self, folder: Path, engines: Sequence[RunningEngine], options: Sequence[EngineOptions]) -> None:
+        grpc, admin, listen, envoy_admin = (f"127.0.0.1:{port}" for port in free_ports(4))
+        self.engines = engines
+        self.url, self.admin_url, self.envoy_admin = f"http://{listen}", f"http://{admin}", envoy_admin
+        self.config_path = folder / "fairlead.yaml"
+        self.document: dict[str, Any] = {
+            "listen": {"grpc": grpc, "admin": admin, "drain_s": 5},
+            "gateway": {"listen": listen},
+            "pool": {
+                "endpoints": [
+                    {"address": engine.address, "model": option.model, "engine": option.kind}
+                    for engine, option in zip(engines, options, strict=True)
+                ]
+            },
+            "observe": {"interval_ms": 100, "timeout_ms": 500, "failures_to_eject": 2},
+        }
+        self.sidecar: subprocess.Popen[bytes] | None = None
+        self.log_path = folder / "sidecar.log"
+        self.client: aiohttp.ClientSession
+
+    def write(self, **sections: Any) -> None:
+        """Write the configuration with these sections changed, all at once."""
+        self.document |= sections
+        fresh = self.config_path.with_suffix(".new")
+        fresh.write_text(yaml.safe_dump(self.document), encoding="utf-8")
+        fresh.replace(self.config_path)
+
+    async def start_sidecar(self) -> None:
+        with self.log_path.open("ab") as log:
+            command = [sys.executable, "-m", "fairlead", "serve", "--config", str(self.config_path)]
+            self.sidecar = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: ASYNC220 - it only starts
+        await self.until(self.is_ready, "the sidecar is ready")
+
+    def stop_sidecar(self, number: signal.Signals = signal.SIGTERM) -> int:
+        assert self.sidecar is not None
+        self.sidecar.send_signal(number)
+        return self.sidecar.wait(timeout=10)
+
+    def end(self) -> None:
+        if self.sidecar is not None:
+            self.sidecar.kill()
+            self.sidecar.wait()
+
+    async def is_ready(self) -> bool:
+        assert self.sidecar is not None
+        assert self.sidecar.poll() is None, f"the sidecar ended:\n{self.log()}"
+        try:
+            async with self.client.get(f"{self.admin_url}/readyz") as response:
+                return response.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    async def advises(self) -> bool:
+        """Whether Envoy asks the sidecar: only the sidecar answers for the models of the pool."""
+        answer = await self.ask("GET", "/v1/models")
+        return b'"owned_by":"fairlead"' in answer.body
+
+    async def until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
+        try:
+            async with asyncio.timeout(READY_WITHIN_S):
+                while not await condition():  # noqa: ASYNC110 - another process cannot set an event of ours
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"not so within {READY_WITHIN_S:g} s: {what}\n{self.log()}") from None
+
+    def log(self) -> str:
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    async def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        async with self.client.request(method, self.url + path, data=body, headers=headers) as response:
+            lower = {name.lower(): value for name, value in response.headers.items()}
+            return Answer(response.status, lower, await response.read())
+
+    async def chat(self, content: str = "hello", *, headers: Mapping[str, str] | None = None, **body: Any) -> Answer:
+        document = {"model": "auto", "messages": [{"role": "user", "content": content}], "max_tokens": 4} | body
+        return await self.ask("POST", "/v1/chat/completions", msgspec.json.encode(document), headers)
+
+    async def last_request(self, engine: int) -> dict[str, Any]:
+        async with self.client.get(f"http://{self.engines[engine].address}/last-request") as response:
+            return dict(await response.json())
+
+    async def fault(self, engine: int, **fault: Any) -> None:
+        async with self.client.post(f"http://{self.engines[engine].address}/fault", json=fault) as response:
+            assert response.status == 200, await response.text()
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels."""
+        async with self.client.get(f"{self.admin_url}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        mine = [line for line in lines if line.split("{")[0].split(" ")[0] == name and all(w in line for w in wanted)]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in mine)
+
+    async def at_rest(self) -> None:
+        """Wait until no request is in flight: the end of a response reaches the client before the sidecar."""
+
+        async def idle() -> bool:
+            return await self.metric("fairlead_inflight_requests") == 0
+
+        await self.until(idle, "no request is in flight")
+
+    async def decisions(self) -> list[dict[str, Any]]:
+        async with self.client.get(f"{self.admin_url}/debug/decisions") as response:
+            return list((await response.json())["decisions"])
+
+
+Start = Callable[..., Awaitable[Stack]]
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Start]:
+    """`await stack(EngineOptions(...), ..., mode=..., **sections of the configuration)`; the route `auto` is to all."""
+    async with AsyncExitStack() as cleanup:
+
+        async def start(*options: EngineOptions, mode: Mode = "buffered", **sections: Any) -> Stack:
+            engines = [await cleanup.enter_async_context(running_engine(option)) for option in options]
+            running = Stack(tmp_path, engines, options)
+            running.client = await cleanup.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
+            routes = {"auto": list(dict.fromkeys(option.model for option in options))}
+            running.write(**({"routes": routes} | sections))
+            cleanup.callback(running.end)
+            await running.start_sidecar()
+            tree = bootstrap(load(running.config_path), admin_address=running.envoy_admin, mode=mode)
+            await cleanup.enter_async_context(EnvoyProcess(tree))
+            await running.until(running.advises, "Envoy asks the sidecar")
+            return running
+
+        yield start
+
+
+def engine(model: str = "small", **more: Any) -> EngineOptions:
+    return EngineOptions(model=model, time_scale=50.0, **more)

@@ -1,0 +1,119 @@
+"""Faults of engines, of the sidecar and of the link between: a clear error or a correct pass, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from fairlead.gateway import Mode
+from tests.stack.conftest import Start, engine
+
+
+async def test_a_dead_engine_costs_no_request(stack: Start) -> None:
+    pool = await stack(engine("small"), engine("small"))
+    await pool.engines[0].stop()
+    answers = await asyncio.gather(*(pool.chat() for _ in range(20)))
+    assert [answer.status for answer in answers] == [200] * 20
+
+    async def ejected() -> bool:
+        return await pool.metric("fairlead_endpoint_up", endpoint=pool.engines[0].address) == 0
+
+    await pool.until(ejected, "the dead engine is ejected")
+    answers = await asyncio.gather(*(pool.chat() for _ in range(20)))
+    assert {answer.headers["x-fairlead-endpoint"] for answer in answers} == {pool.engines[1].address}
+
+
+@pytest.mark.parametrize(
+    "fault", [{"kind": "error", "status": 500}, {"kind": "error", "status": 503}, {"kind": "reset"}]
+)
+async def test_a_failing_engine_hands_over_to_the_next_of_its_model(stack: Start, fault: dict[str, object]) -> None:
+    pool = await stack(engine("small"), engine("small"), engine("large"))
+    await pool.fault(0, **fault)
+    answers = [await pool.chat(model="small") for _ in range(4)]
+    assert [answer.status for answer in answers] == [200] * 4
+    assert {answer.headers["x-fairlead-endpoint"] for answer in answers} == {pool.engines[1].address}
+    assert "fallback" in {answer.headers["x-fairlead-decision"] for answer in answers}
+    await pool.at_rest()
+
+
+async def test_an_engine_whose_model_has_no_other_endpoint_passes_its_own_error(stack: Start) -> None:
+    pool = await stack(engine("small"), engine("large"))
+    await pool.fault(0, kind="error", status=500)
+    answer = await pool.chat(model="small")
+    assert answer.status == 500
+    assert set(answer.json()["error"]) >= {"message", "type", "code"}
+
+
+async def test_an_engine_that_comes_back_is_chosen_again(stack: Start) -> None:
+    pool = await stack(engine("small"))
+    await pool.fault(0, kind="down")
+
+    async def refused() -> bool:
+        answer = await pool.chat(model="small")  # until the probes see it, the engine's own 503 passes
+        return answer.status == 503 and answer.json()["error"]["code"] == "no_endpoint"
+
+    await pool.until(refused, "the only engine is ejected")
+    assert (await pool.chat(model="small")).headers["retry-after"] == "1"
+    async with pool.client.delete(f"http://{pool.engines[0].address}/fault"):
+        pass
+
+    async def served() -> bool:
+        return (await pool.chat(model="small")).status == 200
+
+    await pool.until(served, "the engine is back")
+
+
+async def test_thirty_bad_requests_of_a_client_eject_nobody(stack: Start) -> None:
+    pool = await stack(engine("small"))
+    for _ in range(30):
+        assert (await pool.chat(model="small", max_tokens=-1)).status == 400
+    assert (await pool.chat(model="small")).status == 200
+
+
+@pytest.mark.parametrize("mode", ["buffered", "full_duplex"])
+async def test_when_the_sidecar_is_killed_requests_flow_and_its_return_is_noticed(stack: Start, mode: Mode) -> None:
+    pool = await stack(engine("small"), engine("large"), mode=mode)
+    pool.stop_sidecar(signal.SIGKILL)
+
+    async def open_again() -> bool:
+        return (await pool.chat(model="small")).status == 200
+
+    if mode == "full_duplex":  # Envoy fails open in this mode only once its health check has failed
+        await pool.until(open_again, "Envoy goes on without the sidecar")
+    for model in ("small", "large", "small", "large"):
+        answer = await pool.chat(model=model)
+        assert answer.status == 200, answer.body
+        assert answer.json()["model"] == model
+    await pool.start_sidecar()
+    await pool.until(pool.advises, "Envoy asks the sidecar again")
+
+
+async def test_when_the_sidecar_hangs_requests_flow(stack: Start) -> None:
+    pool = await stack(engine("small"))
+    assert pool.sidecar is not None
+    pool.sidecar.send_signal(signal.SIGSTOP)
+    try:
+        answers = await asyncio.gather(*(pool.chat(model="small") for _ in range(5)))
+    finally:
+        pool.sidecar.send_signal(signal.SIGCONT)
+    assert [answer.status for answer in answers] == [200] * 5
+
+
+async def test_while_the_sidecar_is_away_a_client_still_cannot_choose_an_endpoint(stack: Start) -> None:
+    pool = await stack(engine("small"), engine("large"))
+    pool.stop_sidecar(signal.SIGKILL)
+    await pool.chat(model="small", headers={"x-gateway-destination-endpoint": pool.engines[1].address})
+    received = await pool.last_request(0)
+    assert "x-gateway-destination-endpoint" not in {name.lower() for name, _ in received["headers"]}
+
+
+async def test_more_requests_at_once_than_envoys_default_limit_all_pass(stack: Start) -> None:
+    patient = {"interval_ms": 1000, "timeout_ms": 10_000}  # the engines share this test's busy event loop
+    pool = await stack(engine("small"), engine("small"), observe=patient)
+    await pool.fault(0, kind="slow", delay_ms=1500)
+    await pool.fault(1, kind="slow", delay_ms=1500)
+    pool.client.connector._limit = 0  # type: ignore[union-attr]
+    answers = await asyncio.gather(*(pool.chat() for _ in range(1200)))
+    assert {answer.status for answer in answers} == {200}
