@@ -9,27 +9,28 @@ from fairlead.core.ledger import Ticket
 from fairlead.core.pool import Endpoint
 
 
-def load(endpoint: Endpoint) -> tuple[int, int, int]:
-    return endpoint.inflight_requests, endpoint.inflight_prompt_tokens, endpoint.pending_prefill_tokens
+def load(endpoint: Endpoint) -> tuple[int, int, int, int]:
+    e = endpoint
+    return e.inflight_requests, e.inflight_prompt_tokens, e.pending_prefill_tokens, e.decoding_requests
 
 
 def test_a_ticket_takes_its_load_at_once() -> None:
     endpoint = Endpoint("a:1", "m")
     Ticket(endpoint, 100, 40)
-    assert load(endpoint) == (1, 100, 40)
+    assert load(endpoint) == (1, 100, 40, 0)
 
 
 def test_after_the_first_token_nothing_of_the_prompt_waits() -> None:
     endpoint = Endpoint("a:1", "m")
     Ticket(endpoint, 100, 40).prefilled()
-    assert load(endpoint) == (1, 100, 0)
+    assert load(endpoint) == (1, 100, 0, 1)
 
 
 def test_a_moved_ticket_weighs_on_its_new_endpoint_only() -> None:
     old, new = Endpoint("a:1", "m"), Endpoint("b:1", "m")
     ticket = Ticket(old, 100, 40)
     ticket.move(new)
-    assert (load(old), load(new)) == ((0, 0, 0), (1, 100, 40))
+    assert (load(old), load(new)) == ((0, 0, 0, 0), (1, 100, 40, 0))
 
 
 STEP = st.tuples(st.integers(0, 7), st.sampled_from(["take", "prefilled", "move", "release"]), st.integers(0, 2))
@@ -58,4 +59,4 @@ def test_any_interleaving_never_goes_below_zero_and_ends_at_zero(
         assert min(min(load(endpoint)) for endpoint in endpoints) >= 0
     for ticket in tickets.values():
         ticket.release()
-    assert [load(endpoint) for endpoint in endpoints] == [(0, 0, 0)] * 3
+    assert [load(endpoint) for endpoint in endpoints] == [(0, 0, 0, 0)] * 3

@@ -13,6 +13,7 @@ import msgspec
 
 from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.core.facts import RequestFacts
+from fairlead.core.reported import UNKNOWN, EngineReport
 from fairlead.core.health import Health
 from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, EngineReport
 
@@ -41,6 +42,8 @@ class Endpoint:
     inflight_requests: int = 0
     inflight_prompt_tokens: int = 0
     pending_prefill_tokens: int = 0  # not cached, and no first token seen yet
+    decoding_requests: int = 0  # past their first token
+    indexed_blocks: int = 0  # kept by the prefix index
     last_chosen: int = 0  # the number of the decision that chose it last
 
     def __post_init__(self) -> None:
@@ -80,13 +83,21 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     inflight_requests: int
     inflight_prompt_tokens: int
     pending_prefill_tokens: int
-    uncached_tokens: int  # of this request's prompt, at this endpoint
+    cached_tokens: int  # of this request's prompt, at this endpoint, as far as the router knows
+    uncached_tokens: int
     rtt_ms: float
     prefill_ms_per_token: float
     decode_ms_per_token: float
     success_probability: float
     attempts: int  # how often this model has already answered this request wrongly
     last_chosen: int
+    is_host: bool = False  # of the request's session
+    decoding_requests: int = 0
+    running_requests: int = 0  # as the engine reports; 0 where it does not
+    waiting_requests: int = 0
+    kv_usage: float = 0.0
+    used_tokens: int = 0  # in the KV cache, as the engine reports
+    indexed_blocks: int = 0  # of all prompts, that the prefix index holds for this endpoint
 
 
 ANY_MODEL = ""  # asked by APIs that name no model: SGLang's /generate
@@ -126,23 +137,37 @@ def fitting(endpoints: Sequence[Endpoint], request: RequestFacts) -> Sequence[En
     return [e for e in endpoints if e.max_model_len is None or tokens <= e.max_model_len] or endpoints
 
 
-def candidates(endpoints: Sequence[Endpoint], request: RequestFacts) -> list[Candidate]:
-    """One candidate for each endpoint, in the same order."""
+def candidates(
+    endpoints: Sequence[Endpoint], request: RequestFacts, cached_tokens: Mapping[str, int], host: str | None = None
+) -> list[Candidate]:
+    """One candidate for each endpoint, in the same order; `cached_tokens` by address, absent is 0."""
     language, bucket, tokens, attempted = request.language, request.bucket, request.tokens, request.attempted
-    return [
-        Candidate(
-            e.address,
-            e.model,
-            e.inflight_requests,
-            e.inflight_prompt_tokens,
-            e.pending_prefill_tokens,
-            tokens,
-            e.rtt_ms,
-            e.prefill_ms_per_token,
-            e.decode_ms_per_token,
-            e.capability.success_probability(language, bucket),
-            attempted.count(e.model) if attempted else 0,
-            e.last_chosen,
+    options = []
+    for e in endpoints:
+        cached = min(cached_tokens.get(e.address, 0), tokens) if cached_tokens else 0
+        said = e.reported
+        options.append(
+            Candidate(
+                e.address,
+                e.model,
+                e.inflight_requests,
+                e.inflight_prompt_tokens,
+                e.pending_prefill_tokens,
+                cached,
+                tokens - cached,
+                e.rtt_ms,
+                e.prefill_ms_per_token,
+                e.decode_ms_per_token,
+                e.capability.success_probability(language, bucket),
+                attempted.count(e.model) if attempted else 0,
+                e.last_chosen,
+                e.address == host,
+                e.decoding_requests,
+                said.running_requests or 0,
+                said.waiting_requests or 0,
+                said.kv_usage or 0.0,
+                int((said.kv_usage or 0.0) * (said.kv_capacity_tokens or 0)),
+                e.indexed_blocks,
+            )
         )
-        for e in endpoints
-    ]
+    return options

@@ -67,7 +67,7 @@ class Router:
         endpoints = fitting(self.pool.available(request.model, subset), request)
         if not endpoints:
             return Refusal("no_endpoint")
-        options = candidates(endpoints, request)
+        options = candidates(endpoints, request, {})
         ranked, why, best = self._rank(request, options)
         first = ranked[0].candidate
         addresses = [first.address]
