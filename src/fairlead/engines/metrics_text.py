@@ -7,40 +7,49 @@ infinite, negative or half written is left out, as if the engine did not report 
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Final
 
 from fairlead.core.reported import EngineReport
 
-MOST_BYTES: Final = 1 << 20
+MOST_BYTES: Final = 4 << 20  # one rank of vLLM writes some 80 KB, and an endpoint may have many
 
 _VLLM: Final = {
-    b"vllm:num_requests_running": "running",
-    b"vllm:num_requests_waiting": "waiting",
-    b"vllm:kv_cache_usage_perc": "kv_usage",
-    b"vllm:gpu_cache_usage_perc": "kv_usage",  # its name until 0.9
+    b"num_requests_running": "running",
+    b"num_requests_waiting": "waiting",
+    b"kv_cache_usage_perc": "kv_usage",
+    b"gpu_cache_usage_perc": "kv_usage",  # its old name
     # `gpu_prefix_cache_*` of old versions is left out: it counted blocks in some of them and tokens in others
-    b"vllm:prefix_cache_queries_total": "queried",
-    b"vllm:prefix_cache_hits_total": "hit",
-    b"vllm:prompt_tokens_total": "prompt",
-    b"vllm:generation_tokens_total": "generated",
-    b"vllm:cache_config_info": "cache_config",
+    b"prefix_cache_queries_total": "queried",
+    b"prefix_cache_hits_total": "hit",
+    b"prompt_tokens_total": "prompt",
+    b"generation_tokens_total": "generated",
+    b"cache_config_info": "cache_config",
 }
 _SGLANG: Final = {
-    b"sglang:num_running_reqs": "running",
-    b"sglang:num_queue_reqs": "waiting",
-    b"sglang:token_usage": "kv_usage",
-    b"sglang:max_total_num_tokens": "capacity",
-    b"sglang:page_size": "block",
-    b"sglang:prompt_tokens_total": "queried_prompt",  # every prompt token is looked up
-    b"sglang:cached_tokens_total": "hit",
-    b"sglang:generation_tokens_total": "generated",
+    b"num_running_reqs": "running",
+    b"num_queue_reqs": "waiting",
+    b"token_usage": "kv_usage",
+    b"max_total_num_tokens": "capacity",
+    b"page_size": "block",
+    b"prompt_tokens_total": "queried_prompt",  # every prompt token is looked up
+    b"cached_tokens_total": "hit",
+    b"generation_tokens_total": "generated",
 }
-_START: Final = {b"process_start_time_seconds": "start"}
-_FIELDS: Final = {**_VLLM, **_SGLANG, **_START}
-_STARTS: Final = tuple(_FIELDS)
+_START: Final = b"process_start_time_seconds"
+_FIELDS: Final = (
+    {b"vllm:" + name: field for name, field in _VLLM.items()}
+    | {b"sglang:" + name: field for name, field in _SGLANG.items()}
+    | {_START: "start"}
+)
+# One pass over the page at the speed of the regular expression: a line that is not wanted costs one failed match. The
+# line must end, or it is half written.
+_WANTED: Final = re.compile(
+    rb"\n(vllm:(?:%b)|sglang:(?:%b)|%b)([{ \t][^\n]*)(?=\n)" % (b"|".join(_VLLM), b"|".join(_SGLANG), _START)
+)
+_MOST_LINES: Final = 4096  # wanted ones; an engine has fewer than ten for each of its ranks
 _COUNTERS: Final = frozenset({"queried", "queried_prompt", "hit", "prompt", "generated"})
 _TOO_MUCH: Final = 1e18  # of anything; keeps sums finite
-_NAME_END: Final = re.compile(rb"[{ \t]")
 _RANK: Final = re.compile(rb'[{,](?:engine|dp_rank)="([^"]*)"')
 _BLOCK_SIZE: Final = re.compile(rb'[{,]block_size="([0-9]{1,9})"')
 _BLOCKS: Final = re.compile(rb'[{,]num_gpu_blocks="([0-9]{1,12})"')
@@ -51,11 +60,8 @@ _Ranks = dict[bytes, float]  # a value for each data-parallel rank
 def read_metrics(text: bytes, now_s: float) -> EngineReport | None:
     """The report of a page read at `now_s`; None if it is of no engine that we know. Never raises."""
     found: dict[str, _Ranks] = {}
-    lines = text.split(b"\n")
-    lines.pop()  # every line ends with a newline: what is after the last one is half a line
-    for line in lines:
-        if line.startswith(_STARTS):
-            _add(line, found)
+    for line in islice(_WANTED.finditer(b"\n" + text), _MOST_LINES):
+        _add(_FIELDS[line[1]], line[2], found)
     if not found or found.keys() == {"start"}:
         return None
     block, start, both = found.get("block"), found.get("start"), found.get("queried_prompt")
@@ -76,14 +82,9 @@ def read_metrics(text: bytes, now_s: float) -> EngineReport | None:
     )
 
 
-def _add(line: bytes, found: dict[str, _Ranks]) -> None:
-    end = _NAME_END.search(line)
-    if end is None:
-        return
-    field = _FIELDS.get(line[: end.start()])
-    if field is None:  # a longer name that starts like a wanted one
-        return
-    labels, _, rest = line[end.start() :].rpartition(b"}")
+def _add(field: str, line: bytes, found: dict[str, _Ranks]) -> None:
+    """`line` is what follows the name: labels in braces, if any, and a value."""
+    labels, _, rest = line.rpartition(b"}")
     value = _value(rest)
     if value is None:
         return

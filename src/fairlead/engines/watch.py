@@ -3,7 +3,8 @@
 - `/metrics`, often: the engine's report, and whether it is another process than before.
 - `/health`: whether the engine is there. After its first success, and after a restart, `/version` and `/v1/models`.
 - `/version`, seldom: the round trip. It is the network's and not the engine's work: a constant text on vLLM, a 404 on
-  SGLang, whose `/health` generates a token. The least of two is taken, as the first may have to open the connection.
+  SGLang, whose `/health` generates a token. Each measurement is the least of two requests, as the first may have to
+  open the connection, and of the health probes since the last measurement: what a busy process adds must not count.
 
 At most one request of each loop is under way. A failure is counted; an exception of ours is counted and logged.
 """
@@ -11,6 +12,7 @@ At most one request of each loop is under way. A failure is counted; an exceptio
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ from fairlead.engines.metrics_text import MOST_BYTES, read_metrics
 
 _SMALL_BYTES: Final = 64 * 1024  # of every answer but metrics
 _JITTER: Final = 0.2  # so that sidecars that start together do not ask together
+_RTT_AFTER_S: Final = 0.5
 _LOG_FAULTS_EVERY_S: Final = 60.0
 
 log = structlog.get_logger("fairlead.engines")
@@ -61,6 +64,7 @@ class Watch:
         self._metrics_url, self._health_url = base / "metrics", base / "health"
         self._version_url, self._models_url = base / "version", base / "v1" / "models"
         self._rtt_known = False
+        self._least_ms = math.inf  # of the health probes since the last round trip was measured
         self._was_gone = False  # it answers again, and nothing has told yet whether it restarted
         self._identified = -1  # the generation that `endpoint.identity` is of
         self._told = (endpoint.health.ejections, endpoint.health.returns)
@@ -70,6 +74,8 @@ class Watch:
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._repeat(self._check_health, self._health_pause_ms))
             loops.create_task(self._repeat(self._scrape, lambda: self.observe.interval_ms))
+            # Not in the rush of the first round: the first round trip measured would be our own queue.
+            await asyncio.sleep(random.uniform(_RTT_AFTER_S / 2, _RTT_AFTER_S))
             loops.create_task(self._repeat(self._measure_rtt, lambda: self.observe.rtt_interval_ms))
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], interval_ms: Callable[[], float]) -> None:
@@ -103,6 +109,7 @@ class Watch:
             reason: str | None = error.reason
         else:
             reason = "status" if answer.status >= 500 else None  # 404: no such page, but somebody is there
+            self._least_ms = min(self._least_ms, answer.took_ms)
         if reason is not None:
             _count(self.counts.probe_failures, reason)
         self._probed(reason is None)
@@ -201,7 +208,8 @@ class Watch:
             return  # a failed probe says nothing of the network: the smoothed value stays
         if any(answer.status >= 500 for answer in answers):
             return
-        newest_ms = min(answer.took_ms for answer in answers)
+        newest_ms = min(self._least_ms, *(answer.took_ms for answer in answers))
+        self._least_ms = math.inf
         alpha = self.observe.rtt_alpha if self._rtt_known else 1.0
         self.endpoint.rtt_ms += alpha * (newest_ms - self.endpoint.rtt_ms)
         self._rtt_known = True
