@@ -13,7 +13,6 @@ import msgspec
 
 from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.core.facts import RequestFacts
-from fairlead.core.reported import UNKNOWN, EngineReport
 from fairlead.core.health import Health
 from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, EngineReport
 

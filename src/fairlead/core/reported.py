@@ -1,7 +1,6 @@
-"""What an engine last said of itself; the router's own counts are in the ledger.
+"""What an engine last reported of itself. None is unknown, which is not 0.
 
-None is unknown, which is not 0: an engine may not export a value, may be idle (an idle vLLM does not refresh its
-gauges), or may never have been read.
+Our own counts of what was sent to it are in `core.ledger`. Times are of the clock that the reader passes in.
 """
 
 from __future__ import annotations
@@ -10,16 +9,71 @@ import msgspec
 
 
 class EngineReport(msgspec.Struct, frozen=True, gc=False):
-    """One reading of an engine's metrics."""
+    """The numbers of an engine's metrics page, summed over its data-parallel ranks; counters are since its start.
 
-    read_at_s: float = 0.0  # on the clock of the reader; 0 is never
+    `stale` holds when the page could not be read lately, and when an engine that says it works shows no movement: vLLM
+    writes its gauges only when it steps, so an idle one shows its last step for ever.
+    """
+
     running_requests: int | None = None
     waiting_requests: int | None = None
-    kv_usage: float | None = None  # 0 to 1; blocks that are cached but unreferenced count as free
+    kv_usage: float | None = None  # 0 to 1, of requests that run; cached blocks that none uses count as free
     kv_capacity_tokens: int | None = None
-    block_size: int | None = None
-    prefix_query_tokens: int | None = None  # counters since the engine started
+    kv_block_tokens: int | None = None
+    prefix_queried_tokens: int | None = None
     prefix_hit_tokens: int | None = None
+    prompt_tokens: int | None = None
+    generated_tokens: int | None = None
+    process_start_s: float | None = None  # Unix time
+    read_s: float | None = None
+    changed_s: float | None = None  # when any number was last seen to move
+    stale: bool = True
+
+    @property
+    def works(self) -> bool:
+        """Whether it says that it has requests."""
+        return bool(self.running_requests) or bool(self.waiting_requests)
 
 
 UNKNOWN = EngineReport()
+
+
+class EngineIdentity(msgspec.Struct, frozen=True, gc=False):
+    """What an engine says it is, asked once for each of its lives."""
+
+    version: str | None = None
+    models: tuple[str, ...] = ()
+    max_model_len: int | None = None
+
+
+UNIDENTIFIED = EngineIdentity()
+
+
+def following(before: EngineReport, after: EngineReport, stale_s: float) -> EngineReport:
+    """`after`, a page read just now, with what only the page before it can tell: whether its numbers move."""
+    same = msgspec.structs.replace(after, read_s=before.read_s, changed_s=before.changed_s, stale=before.stale)
+    if same != before or before.changed_s is None or after.read_s is None:
+        return after
+    stale = after.works and after.read_s - before.changed_s > stale_s
+    return msgspec.structs.replace(after, changed_s=before.changed_s, stale=stale)
+
+
+def aged(report: EngineReport, now_s: float, stale_s: float) -> EngineReport:
+    """`report` when no newer one could be read by `now_s`."""
+    if report.stale or report.read_s is None or now_s - report.read_s <= stale_s:
+        return report
+    return msgspec.structs.replace(report, stale=True)
+
+
+def restarted(before: EngineReport, after: EngineReport) -> bool:
+    """Whether another process wrote `after`: another start time or, where there is none, a counter that fell."""
+    if before.process_start_s is not None and after.process_start_s is not None:
+        return before.process_start_s != after.process_start_s
+    return any(
+        was is not None and is_now is not None and is_now < was
+        for was, is_now in (
+            (before.prompt_tokens, after.prompt_tokens),
+            (before.generated_tokens, after.generated_tokens),
+            (before.prefix_queried_tokens, after.prefix_queried_tokens),
+        )
+    )
