@@ -96,15 +96,18 @@ def test_keep_stays_up_until_ctrl_c_and_ends_with_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engines", "message"),
+    ("option", "value", "message"),
     [
-        ("127.0.0.1", "has no port; write host:port"),
-        ("127.0.0.1:8000,127.0.0.1:8000", "an address is there twice"),
-        ("127.0.0.1:9", "http://127.0.0.1:9/v1/models does not answer"),
+        ("--engines", "127.0.0.1", "has no port; write host:port"),
+        ("--engines", "127.0.0.1:8000,127.0.0.1:8000", "an address is there twice"),
+        ("--engines", "127.0.0.1:9", "http://127.0.0.1:9/v1/models does not answer"),
+        ("--lengths", "4K", "write tokens with commas"),
+        ("--lengths", "4096,12", "each 1024 or more"),
     ],
 )
-def test_engines_that_cannot_be_used_are_named(engines: str, message: str) -> None:
-    process, _ = start("--engines", engines)
+def test_an_option_that_cannot_be_used_is_a_sentence_and_no_traceback(option: str, value: str, message: str) -> None:
+    process, _ = start(option, value)
     _, err = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 2
     assert message in err
+    assert "Traceback" not in err

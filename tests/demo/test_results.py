@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,10 @@ def test_a_summary_counts_first_and_final_success_and_all_attempts() -> None:
     assert summary.success == pytest.approx(2 / 3)
     assert (summary.attempts, summary.median_ms) == (2, 40)
     assert summary.mean_ms == pytest.approx(200 / 3)
+
+
+def test_the_median_does_not_praise_giving_up_early() -> None:
+    assert Summary.of([result(900), result(1, correct=False), result(1, correct=False)]).median_ms == math.inf
 
 
 def test_half_the_time_on_every_question_is_an_improvement_of_half_without_doubt() -> None:

@@ -12,6 +12,8 @@ import typer
 
 from fairlead.errors import UserError
 
+_SHORTEST_TOKENS = 1024  # room for the hidden pairs of a passage
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
@@ -22,7 +24,10 @@ def demo(
     engines: Annotated[
         str, typer.Option(help="Real engines that run already, as host:port,host:port; without, four are simulated.")
     ] = "",
-    questions: Annotated[int, typer.Option(min=1, max=10_000, help="Questions under each policy.")] = 90,
+    questions: Annotated[int, typer.Option(min=1, max=10_000, help="Questions under each policy.")] = 144,
+    lengths: Annotated[
+        str, typer.Option(help="Prompt lengths in tokens; one that stands twice comes twice as often.")
+    ] = "4096,4096,8192,8192,16384,32768",
     seed: Annotated[int, typer.Option(min=0, help="Another seed asks other questions.")] = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything up at the end, until Ctrl-C.")] = False,
 ) -> None:
@@ -40,7 +45,7 @@ def demo(
     from fairlead.demo.show import Options, run
 
     addresses = tuple(address.strip() for address in engines.split(",") if address.strip())
-    options = Options(engines=_checked(addresses), questions=questions, seed=seed, keep=keep)
+    options = Options(_checked(addresses), _lengths(lengths), questions, seed, keep)
     try:
         asyncio.run(_until_sigterm(run(options, Console())))
     except KeyboardInterrupt:
@@ -61,6 +66,16 @@ async def _until_sigterm(show: Coroutine[None, None, None]) -> None:
     with contextlib.suppress(NotImplementedError):  # Windows
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     await show
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    try:
+        lengths = tuple(int(length) for length in text.split(","))
+    except ValueError:
+        lengths = ()
+    if not lengths or min(lengths) < _SHORTEST_TOKENS:
+        raise UserError(f"--lengths {text}: write tokens with commas, each {_SHORTEST_TOKENS} or more: 4096,32768")
+    return lengths
 
 
 def _checked(addresses: tuple[str, ...]) -> tuple[str, ...]:

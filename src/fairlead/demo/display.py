@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 
 from rich.box import SIMPLE
 from rich.console import Console, Group, RenderableType
@@ -19,6 +20,10 @@ from rich.table import Table
 from fairlead.demo.results import Improvement, Result, Summary, improvement
 
 _REFRESHES_PER_SECOND = 8
+_HOW_COUNTED = (
+    "Means count a question that was never answered rightly up to its last attempt, so giving up early looks fast;\n"
+    "medians count it as endless."
+)
 
 
 class Phase:
@@ -76,7 +81,7 @@ def comparison(results: Mapping[str, Sequence[Result]], ours: str) -> Renderable
         )
     others = [policy for policy in results if policy != ours]
     lines = [_improvement_sentence(ours, other, improvement(results[ours], results[other])) for other in others]
-    return Group(table, *lines, "[dim]Times of questions that nobody answered rightly count up to the last attempt.[/]")
+    return Group(table, _by_length(results), *lines, f"[dim]{_HOW_COUNTED}[/]")
 
 
 def _improvement_sentence(ours: str, other: str, found: Improvement) -> str:
@@ -89,6 +94,18 @@ def _improvement_sentence(ours: str, other: str, found: Improvement) -> str:
         f"[bold]{ours}[/]: time to correct answer [bold]{share:.1%} {word}[/] {other} "
         f"(95 % interval {low:.1%} to {high:.1%}{doubt})"
     )
+
+
+def _by_length(results: Mapping[str, Sequence[Result]]) -> Table:
+    table = Table(title="Mean time to right answer by prompt length in tokens", box=SIMPLE)
+    table.add_column("policy", no_wrap=True)
+    lengths = sorted({result.length_tokens for of_policy in results.values() for result in of_policy})
+    for length in lengths:
+        table.add_column(f"{length:,}", justify="right", no_wrap=True)
+    for policy, of_policy in results.items():
+        by_length = [[result for result in of_policy if result.length_tokens == length] for length in lengths]
+        table.add_row(policy, *[_ms(Summary.of(of_length).mean_ms) for of_length in by_length])
+    return table
 
 
 def _where(results: Sequence[Result]) -> Table:
@@ -122,4 +139,4 @@ def _sentence(summary: Summary) -> str:
 
 
 def _ms(ms: float) -> str:
-    return f"{ms:,.0f} ms"
+    return "never" if ms == inf else f"{ms:,.0f} ms"

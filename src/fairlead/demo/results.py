@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from statistics import fmean, median
 from typing import Final
@@ -42,7 +43,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One policy over all its questions."""
+    """One policy over all its questions. The median counts a question that was never answered rightly as endless."""
 
     mean_ms: float
     median_ms: float
@@ -54,7 +55,7 @@ class Summary:
     def of(cls, results: Sequence[Result]) -> Summary:
         return cls(
             mean_ms=fmean(result.time_ms for result in results),
-            median_ms=median(result.time_ms for result in results),
+            median_ms=median(result.time_ms if result.correct else inf for result in results),
             first_attempt_success=fmean(result.correct_at_once for result in results),
             success=fmean(result.correct for result in results),
             attempts=fmean(len(result.attempts) for result in results),

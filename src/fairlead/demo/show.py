@@ -31,15 +31,18 @@ POLICIES: Final = {
     "laar": "LAAR: the least expected time to a correct answer",
 }
 OURS: Final = "laar"
-LENGTHS_TOKENS: Final = (4096, 8192, 16384, 32768, 65536)
 UNKNOWN_MODEL_LEN: Final = 8192  # where an engine does not say
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`engines` are addresses of real ones; without any, the demo starts its own. `questions` are those of a policy."""
+    """`engines` are addresses of real ones; without any, the demo starts its own. `questions` are those of a policy.
+
+    A length that stands twice in `lengths_tokens` comes twice as often.
+    """
 
     engines: tuple[str, ...]
+    lengths_tokens: tuple[int, ...]
     questions: int
     seed: int
     keep: bool
@@ -51,7 +54,7 @@ async def run(options: Options, console: Console) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fairlead-demo-")))
         engines = await stack.enter_async_context(Engines(options.engines, folder))
         console.print(_pool_sentence(engines.served), highlight=False)
-        lengths = _fitting_lengths(engines.served)
+        lengths = _fitting(options.lengths_tokens, engines.served)
         learnt = await _learn(engines, _questions(options, lengths, learning=True), folder, console)
         front = await stack.enter_async_context(Front(engines.served, learnt, next(iter(POLICIES)), folder))
         console.print(_addresses(front), highlight=False, soft_wrap=True)
@@ -70,10 +73,10 @@ def _questions(options: Options, lengths_tokens: Sequence[int], *, learning: boo
     return questions(2 * options.seed + learning, LANGUAGES, lengths_tokens, options.questions)
 
 
-def _fitting_lengths(served: Sequence[FoundEngine]) -> tuple[int, ...]:
+def _fitting(lengths_tokens: Sequence[int], served: Sequence[FoundEngine]) -> tuple[int, ...]:
     """Twice as long must fit as well: estimates of tokens are rough where a tokenizer is unusual."""
     shortest_tokens = min(engine.max_model_len or UNKNOWN_MODEL_LEN for engine in served)
-    fitting = tuple(length for length in LENGTHS_TOKENS if 2 * length <= shortest_tokens)
+    fitting = tuple(length for length in lengths_tokens if 2 * length <= shortest_tokens)
     return fitting or (shortest_tokens // 2,)
 
 
