@@ -1,0 +1,48 @@
+# `make demo` and `make test` are the whole set-up on a fresh machine with Python 3.11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint bench lock clean
+
+help: ## Show this list.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 12
+
+install: $(INSTALLED) ## Make the virtual environment with pinned dependencies and Envoy.
+
+$(INSTALLED): requirements-dev.lock pyproject.toml hatch_build.py protos/ext_proc.proto
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Fairlead needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "Python's venv module is missing; on Debian run: apt-get install python3-venv" >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing pinned dependencies into $(VENV) (the first time takes a minute or two) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+demo: $(INSTALLED) ## Four simulated engines, Envoy and the sidecar; KEEP=1 stays up, ENGINES=host:port,... uses yours.
+	@$(BIN)/fairlead demo $(if $(KEEP),--keep) $(if $(ENGINES),--engines $(ENGINES))
+
+test: $(INSTALLED) ## Lint, types, import contracts, and all tests.
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/pytest
+
+lint: $(INSTALLED) ## ruff, mypy --strict, import-linter.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: $(INSTALLED) ## What the sidecar costs, beside a processor without any logic; writes benchmarks/results/.
+	$(BIN)/fairlead bench
+
+lock: ## Write the lock files again from pyproject.toml (needs uv).
+	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes -q -o requirements.lock
+	uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --generate-hashes -q \
+	  -o requirements-dev.lock
+
+clean: ## Remove the virtual environment and caches.
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -151,14 +151,19 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-async def run(path: Path) -> None:
-    """Serve the configuration at `path` until SIGTERM or SIGINT. Raises UserError if it cannot start."""
+async def run(path: Path, started: asyncio.Event | None = None) -> None:
+    """Serve the configuration at `path` until SIGTERM or SIGINT, and set `started` once that has begun.
+
+    Raises UserError if it cannot start.
+    """
     sidecar = Sidecar(path)
     stop, reload = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number, event in ((signal.SIGTERM, stop), (signal.SIGINT, stop), (signal.SIGHUP, reload)):
         loop.add_signal_handler(number, event.set)
     await sidecar.start()
+    if started is not None:
+        started.set()
     async with asyncio.TaskGroup() as tasks:
         beside = [tasks.create_task(sidecar.watch(reload)), tasks.create_task(sidecar.report_faults())]
         await stop.wait()

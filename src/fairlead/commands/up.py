@@ -53,24 +53,39 @@ def up(
 
 
 async def _run(config: Path, envoy_admin: str) -> None:
+    """The sidecar first, so that Envoy finds it; either one's end is the end."""
     from fairlead import gateway
     from fairlead.config import load
     from fairlead.sidecar import run
 
     loaded = load(config)
     base = f"http://{loaded.gateway.listen}"
-    async with gateway.EnvoyProcess(gateway.bootstrap(loaded, admin_address=envoy_admin)) as envoy:
-        typer.echo(f"requests:  {base}/v1/chat/completions (models: {base}/v1/models)")
-        typer.echo(f"admin:     http://{loaded.listen.admin}/debug/decisions and /metrics; Envoy: {envoy.admin_url}")
-        typer.echo("Ctrl-C ends it.")
-        ends = [asyncio.ensure_future(run(config)), asyncio.ensure_future(envoy.wait())]
-        done, running = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        if ends[0] not in done:
-            raise UserError(f"Envoy ended; its last words were:\n{envoy.log_tail()}")
-        await ends[0]
+    started = asyncio.Event()
+    serving = asyncio.create_task(run(config, started))
+    try:
+        await _first_of(serving, asyncio.create_task(started.wait()))
+        if serving.done():
+            return await serving
+        async with gateway.EnvoyProcess(gateway.bootstrap(loaded, admin_address=envoy_admin)) as envoy:
+            await gateway.until_advised(base)
+            typer.echo(f"requests:  {base}/v1/chat/completions (models: {base}/v1/models)")
+            typer.echo(
+                f"admin:     http://{loaded.listen.admin}/debug/decisions and /metrics; Envoy: {envoy.admin_url}"
+            )
+            typer.echo("Ctrl-C ends it.")
+            await _first_of(serving, asyncio.create_task(envoy.wait()))
+            if not serving.done():
+                raise UserError(f"Envoy ended; its last words were:\n{envoy.log_tail()}")
+        return await serving
+    finally:
+        serving.cancel()
+        await asyncio.wait([serving])
+
+
+async def _first_of(lasting: asyncio.Task[None], other: asyncio.Task[Any]) -> None:
+    """Wait for either; `other` is not needed any more then."""
+    await asyncio.wait((lasting, other), return_when=asyncio.FIRST_COMPLETED)
+    other.cancel()
 
 
 def _address(url: str) -> str:

@@ -145,6 +145,16 @@ class EnvoyProcess:
                 self._folder.cleanup()
 
 
+async def until_advised(base_url: str, within_s: float = 10.0) -> None:
+    """Wait until Envoy at `base_url` asks the sidecar, which alone owns the list of models. Raises UserError."""
+    try:
+        async with asyncio.timeout(within_s), aiohttp.ClientSession() as session:
+            while not await _is_advised(session, f"{base_url}/v1/models"):  # noqa: ASYNC110 - Envoy sets no event
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise UserError(f"Envoy at {base_url} did not reach the sidecar within {within_s:g} s") from None
+
+
 async def _terminate(process: asyncio.subprocess.Process, within_s: float) -> None:
     if process.returncode is not None:
         return
@@ -166,6 +176,14 @@ async def _is_live(session: aiohttp.ClientSession, url: str) -> bool:
         async with session.get(url) as response:
             return response.status == 200
     except (aiohttp.ClientError, TimeoutError, OSError):
+        return False
+
+
+async def _is_advised(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url) as response:
+            return b'"owned_by":"fairlead"' in await response.read()
+    except (aiohttp.ClientError, OSError):
         return False
 
 

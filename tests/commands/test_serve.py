@@ -1,0 +1,114 @@
+"""`serve`, `check` and `up` as their users run them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+
+from fairlead.simulate.server import running_engine
+from tests.gateway.world import free_ports
+from tests.stack.conftest import engine
+
+FAIRLEAD = (sys.executable, "-m", "fairlead")
+CONFIG = "pool: {endpoints: [{address: '127.0.0.1:8000', model: m}]}\n"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*FAIRLEAD, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_check_says_what_would_be_served(tmp_path: Path) -> None:
+    path = tmp_path / "fairlead.yaml"
+    path.write_text(CONFIG)
+    done = run("check", "--config", str(path))
+    assert (done.returncode, "1 endpoints of 1 models (m)" in done.stdout) == (0, True)
+
+
+def test_check_ends_with_two_and_one_sentence_for_a_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "fairlead.yaml"
+    path.write_text(CONFIG + "nonsense: 1\n")
+    done = run("check", "--config", str(path))
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == f"fairlead: {path}:2: nonsense: unknown key; see docs/configuration.md for the keys that are known\n"
+    )
+
+
+def test_a_capability_file_without_the_model_is_a_mistake_that_check_finds(tmp_path: Path) -> None:
+    path = tmp_path / "fairlead.yaml"
+    path.write_text(
+        "pool: {endpoints: [{address: '127.0.0.1:8000', model: m}], models: {m: {capability: none.json}}}\n"
+    )
+    done = run("check", "--config", str(path))
+    assert done.returncode == 2
+    assert "pool.models.m.capability" in done.stderr
+
+
+def test_serve_ends_with_two_when_its_address_is_taken(tmp_path: Path) -> None:
+    grpc, admin = free_ports(2)
+    path = tmp_path / "fairlead.yaml"
+    path.write_text(CONFIG + f"listen: {{grpc: '127.0.0.1:{grpc}', admin: '127.0.0.1:{admin}'}}\n")
+    with subprocess.Popen([*FAIRLEAD, "serve", "--config", str(path)], stderr=subprocess.PIPE, text=True) as first:
+        try:
+            assert first.stderr is not None
+            assert "serving" in first.stderr.readline()
+            second = run("serve", "--config", str(path))
+        finally:
+            first.send_signal(signal.SIGTERM)
+            assert first.wait(timeout=10) == 0
+    assert second.returncode == 2
+    assert f"listen.grpc: 127.0.0.1:{grpc} cannot be used" in second.stderr
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    listed = run("--help").stdout
+    for command in ("up", "serve", "check", "envoy", "engine", "demo", "fit", "bench"):
+        assert command in listed
+        assert "Example: fairlead " in run(command, "--help").stdout, command
+
+
+async def test_up_serves_engines_that_already_run(tmp_path: Path) -> None:
+    listen, grpc, admin, envoy = (f"127.0.0.1:{port}" for port in free_ports(4))
+    async with running_engine(engine("small")) as one, running_engine(engine("large", kind="sglang")) as two:
+        arguments = [f"http://{one.address}", f"http://{two.address}", "--config", str(tmp_path / "up.yaml")]
+        addresses = ["--listen", listen, "--grpc", grpc, "--admin", admin, "--envoy-admin", envoy]
+        process = await asyncio.create_subprocess_exec(
+            *FAIRLEAD, "up", *arguments, *addresses, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert process.stdout is not None
+        printed = b""
+        while b"Ctrl-C" not in printed:
+            line = await process.stdout.readline()
+            assert line, printed
+            printed += line
+        body = {"model": "auto", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+        url = f"http://{listen}/v1/chat/completions"
+        async with aiohttp.ClientSession() as client, client.post(url, json=body) as response:
+            status, document = response.status, await response.json()
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    assert status == 200
+    assert document["model"] in ("small", "large")
+    assert f"http://{listen}/v1/chat/completions" in printed.decode()
+    assert "engine: sglang" in (tmp_path / "up.yaml").read_text()
+
+
+def test_up_names_the_engine_that_does_not_answer(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    done = run("up", f"http://127.0.0.1:{port}", "--config", str(tmp_path / "up.yaml"))
+    assert done.returncode == 2
+    assert f"http://127.0.0.1:{port}/v1/models does not answer" in done.stderr
+
+
+def test_up_does_not_overwrite_a_configuration_of_yours(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(CONFIG)
+    done = run("up", "http://127.0.0.1:1/path")
+    assert (done.returncode, "without a path" in done.stderr) == (2, True)
+    assert path.read_text() == CONFIG

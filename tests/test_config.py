@@ -1,0 +1,108 @@
+"""One configuration: what is accepted, and the sentence for what is not."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.config import ConfigError, host_and_port, load, parse
+
+DESIGN = """
+listen: {grpc: 127.0.0.1:9002, admin: 127.0.0.1:9003}
+gateway: {listen: 127.0.0.1:8080, fallbacks: 2}
+pool:
+  endpoints:
+    - {address: 127.0.0.1:8001, model: granite-3.1-2b, engine: vllm, region: us-east}
+    - {address: 127.0.0.1:8002, model: phi-3-mini}
+  models:
+    granite-3.1-2b: {capability: models/kv-lookup.json, prefill_ms_per_token: 0.05, decode_ms_per_token: 12, max_model_len: 131072}
+routes:
+  auto: [granite-3.1-2b, phi-3-mini]
+policy: {name: fairlead}
+"""  # noqa: E501
+MINIMAL = "pool: {endpoints: [{address: '127.0.0.1:8000', model: m}]}\n"
+
+
+def test_a_full_configuration_is_read() -> None:
+    config = parse(DESIGN)
+    assert config.routes == {"auto": ("granite-3.1-2b", "phi-3-mini")}
+    assert config.model("granite-3.1-2b").prefill_ms_per_token == 0.05
+
+
+def test_one_endpoint_is_enough() -> None:
+    config = parse(MINIMAL)
+    assert (config.policy.name, config.listen.admin, config.model("m").capability) == (
+        "fairlead",
+        "127.0.0.1:9003",
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "f.yaml:1: the file must be a mapping"),
+        ("pool: [", "f.yaml:1: not YAML"),
+        (MINIMAL + "polcy: {name: laar}\n", "f.yaml:2: polcy: unknown key"),
+        (MINIMAL + "policy:\n  name: lar\n", 'f.yaml:2: policy: no policy is called "lar"; did you mean "laar"?'),
+        (MINIMAL + "policy: {name: laar, alfa: 1}\n", "its parameters are: alpha=0.7"),
+        (MINIMAL + "routes:\n  auto: [m, nobody]\n",
+         'f.yaml:3: routes.auto[1]: no endpoint serves "nobody"; served are: m'),
+        (MINIMAL + "routes: {m: [m]}\n", 'f.yaml:2: routes.m: "m" is also a served model'),
+        (MINIMAL + "routes: {auto: []}\n", "f.yaml:2: routes.auto: the route has no model"),
+        (MINIMAL + "routes: {auto: m}\n", "f.yaml:2: routes.auto: Input should be a valid list"),
+        (MINIMAL + "gateway: {fallbacks: '2'}\n", "f.yaml:2: gateway.fallbacks: Input should be a valid integer"),
+        (MINIMAL + "gateway: {fallbacks: -1}\n", "gateway.fallbacks: Input should be greater than or equal to 0"),
+        (MINIMAL + "listen: {grpc: 'unix:sock'}\n", "is not an absolute socket path"),
+        ("pool: {endpoints: []}\n", "f.yaml:1: pool.endpoints"),
+        ("pool: {endpoints: [{address: '127.0.0.1:8000'}]}\n", "f.yaml:1: pool.endpoints[0].model: is required"),
+        ("pool:\n  endpoints:\n    - address: 127.0.0.1\n      model: m\n",
+         'f.yaml:3: pool.endpoints[0].address: "127.0.0.1" has no port; write host:port, for example 127.0.0.1:8000'),
+        ("pool:\n  endpoints:\n    - {address: 'a:1', model: m}\n    - {address: 'a:1', model: n}\n",
+         'f.yaml:4: pool.endpoints[1].address: "a:1" is already endpoints[0]'),
+        ("pool: {endpoints: [{address: 'http://h:1/', model: m}]}\n",
+         '"http://h:1/" is a URL; write host:port, for example h:1'),
+        ("pool: {endpoints: [{address: '::1:80', model: m}]}\n", "write [::1]:"),
+        ("pool: {endpoints: [{address: 'a:99999', model: m}]}\n", '"99999" is not a port'),
+        (MINIMAL + "pool: {}\n", 'line 2: the key "pool" is written twice'),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_with_its_line_its_path_and_what_to_change(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "f.yaml")
+    assert message in str(caught.value)
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(MINIMAL + "a: 1\nb: 2\n", "f.yaml")
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["a", "b"]
+
+
+def test_a_missing_file_and_a_binary_one_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "none.yaml")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+        load(tmp_path / "binary")
+
+
+@given(st.text(max_size=60))
+def test_any_address_is_split_or_refused(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        host, port = host_and_port(text)
+        assert host
+        assert 0 < port < 65536
+
+
+@given(
+    st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
+)
+def test_any_yaml_is_taken_or_refused_with_a_sentence(value: object) -> None:
+    with pytest.raises(ConfigError):
+        parse(yaml.safe_dump({"pool": value}))
