@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from fairlead.core.pool import Endpoint
+from tests.engines.world import FakeEngine
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    fake = FakeEngine()
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture
+def endpoint(engine: FakeEngine) -> Endpoint:
+    return Endpoint(engine.address, "m")
