@@ -9,6 +9,7 @@ from fairlead.core.pool import Endpoint
 from fairlead.engines.metrics_text import MOST_BYTES
 from fairlead.engines.observer import Observers
 from fairlead.engines.watch import WatchCounts
+from fairlead.simulate.engine_metrics import EngineKind
 from fairlead.simulate.server import EngineOptions, running_engine
 from tests.engines.world import IMPATIENT, QUICK, FakeEngine, until, watching
 
@@ -217,6 +218,16 @@ async def test_the_first_round_trip_counts_in_full_and_later_ones_by_their_weigh
         assert 5000 * 0.99**measured_at_most <= endpoint.rtt_ms < 5000 * 0.99 + 1000 * 0.01
 
 
+async def test_the_time_that_an_engine_takes_for_its_work_is_not_round_trip(
+    engine: FakeEngine, endpoint: Endpoint
+) -> None:
+    engine.delays_s = {"/metrics": 0.5, "/health": 0.5}  # as SGLang's, which generates a token for it
+    async with watching([endpoint]):
+        await until(lambda: endpoint.rtt_ms > 0 and not endpoint.reported.stale)
+        assert endpoint.rtt_ms < 500
+    assert endpoint.healthy
+
+
 async def test_a_failed_probe_leaves_the_round_trip_as_it_was(engine: FakeEngine, endpoint: Endpoint) -> None:
     async with watching([endpoint], IMPATIENT):
         await until(lambda: endpoint.rtt_ms > 0)
@@ -256,13 +267,14 @@ async def test_a_list_of_models_that_cannot_be_used_leaves_the_context_unknown(
     assert endpoint.healthy
 
 
-async def test_a_simulated_engine_that_dies_and_starts_again() -> None:
-    async with running_engine(EngineOptions(model="m")) as first:
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_a_simulated_engine_that_dies_and_starts_again(kind: EngineKind) -> None:
+    async with running_engine(EngineOptions(model="m", kind=kind)) as first:
         endpoint = Endpoint(first.address, "m")
         port = int(first.address.rpartition(":")[2])
         async with watching([endpoint]):
             await until(lambda: endpoint.reported.kv_capacity_tokens and endpoint.identity.models == ("m",))
             await first.stop()
             await until(lambda: not endpoint.healthy)
-            async with running_engine(EngineOptions(model="m", port=port)):
+            async with running_engine(EngineOptions(model="m", kind=kind, port=port)):
                 await until(lambda: endpoint.healthy and endpoint.generation == 1 and not endpoint.reported.stale)

@@ -32,6 +32,7 @@ class FakeEngine:
     version: bytes = b'{"version":"0.32.0"}'
     models: bytes = b'{"data":[{"id":"adapter","max_model_len":7},{"id":"m","max_model_len":4096}]}'
     hanging: set[str] = field(default_factory=set)
+    delays_s: dict[str, float] = field(default_factory=dict)
     asked: Counter[str] = field(default_factory=Counter)
     peers: set[tuple[str, int]] = field(default_factory=set)
     port: int = 0
@@ -68,6 +69,7 @@ class FakeEngine:
         self.peers.add(request.transport.get_extra_info("peername"))
         if request.path in self.hanging:
             await asyncio.Event().wait()
+        await asyncio.sleep(self.delays_s.get(request.path, 0))
         if request.path == "/health":
             return web.Response(status=self.health_status)
         if request.path == "/metrics":
