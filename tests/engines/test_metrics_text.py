@@ -132,6 +132,11 @@ def test_a_cache_configuration_that_is_not_known_yet_is_unknown(blocks: bytes) -
     assert (report.kv_block_tokens, report.kv_capacity_tokens) == (32, None)
 
 
+def test_a_block_or_a_cache_of_no_token_is_unknown() -> None:
+    report = read(b"sglang:page_size 0.3\nsglang:max_total_num_tokens 0\n")
+    assert (report.kv_block_tokens, report.kv_capacity_tokens) == (None, None)
+
+
 @pytest.mark.parametrize(
     "text",
     [

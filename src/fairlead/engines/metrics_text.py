@@ -69,8 +69,8 @@ def read_metrics(text: bytes, now_s: float) -> EngineReport | None:
         running_requests=_total(found.get("running")),
         waiting_requests=_total(found.get("waiting")),
         kv_usage=_mean_share(found.get("kv_usage")),
-        kv_capacity_tokens=_total(found.get("capacity")),
-        kv_block_tokens=int(max(block.values())) if block else None,
+        kv_capacity_tokens=_total(found.get("capacity")) or None,  # nothing serves with 0
+        kv_block_tokens=(int(max(block.values())) if block else 0) or None,
         prefix_queried_tokens=_total(found.get("queried", both)),
         prefix_hit_tokens=_total(found.get("hit")),
         prompt_tokens=_total(found.get("prompt", both)),
