@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -7,9 +8,13 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import httpx
 import pytest
+
+from fairlead.demo.children import Child, free_ports
 
 MARK = "FAIRLEAD_TEST_MARK"
 WITHIN_S = 100
@@ -60,7 +65,7 @@ def test_a_demo_that_is_stopped_early_stops_its_children(how: signal.Signals, st
     assert process.stdout is not None
     assert "engines:" in process.stdout.readline()  # they run
     assert len(processes_of(mark)) > 4
-    process.send_signal(how)
+    os.killpg(process.pid, how)  # as a terminal does, which signals all that run in it
     _, err = process.communicate(timeout=WITHIN_S)
     assert process.returncode == status, err
     assert "stopped before its end" in err
@@ -89,10 +94,29 @@ def test_keep_stays_up_until_ctrl_c_and_ends_with_0() -> None:
         assert time.monotonic() < deadline
         if "stays up" in line:
             break
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=WITHIN_S)
     assert (process.returncode, err) == (0, "")
     assert processes_of(mark) == []
+
+
+@pytest.mark.timeout(WITHIN_S + 20)
+async def test_engines_that_run_already_are_used_and_left_running(tmp_path: Path) -> None:
+    ports = free_ports(2)
+    async with AsyncExitStack() as stack:
+        for name, port in zip(("small", "large"), ports, strict=True):
+            arguments = ["engine", "--model", name, "--listen", f"127.0.0.1:{port}", "--time-scale", "50"]
+            child = await stack.enter_async_context(Child(name, arguments, tmp_path / name))
+            await child.until_ready(f"http://127.0.0.1:{port}/health")
+        process, mark = start("--questions", "3", "--engines", ",".join(f"127.0.0.1:{port}" for port in ports))
+        out, err = await asyncio.to_thread(process.communicate, timeout=WITHIN_S)
+        assert process.returncode == 0, out + err
+        assert processes_of(mark) == []
+        assert f"2 engines: small at 127.0.0.1:{ports[0]}, large at 127.0.0.1:{ports[1]}." in out
+        assert re.search(r"laar +[\d,]+ ms +[\d,]+ ms +100% +100% +1\.00", out)
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for port in ports:
+                assert (await client.get(f"http://127.0.0.1:{port}/health")).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def demo(
     engines: Annotated[
         str, typer.Option(help="Real engines that run already, as host:port,host:port; without, four are simulated.")
     ] = "",
-    questions: Annotated[int, typer.Option(min=1, max=10_000, help="Questions under each policy.")] = 144,
+    questions: Annotated[int, typer.Option(min=1, max=10_000, help="Questions under each policy.")] = 216,
     lengths: Annotated[
         str, typer.Option(help="Prompt lengths in tokens; one that stands twice comes twice as often.")
     ] = "4096,4096,8192,8192,16384,32768",

@@ -21,7 +21,7 @@ from fairlead.demo.learning import Learnt
 from fairlead.demo.traffic import ROUTE
 from fairlead.engines.discovery import FoundEngine
 from fairlead.gateway.bootstrap import bootstrap
-from fairlead.gateway.process import EnvoyProcess
+from fairlead.gateway.process import EnvoyProcess, until_advised
 
 _TAKEN_UP_WITHIN_S: Final = 15.0
 _POLL_S: Final = 0.05
@@ -59,7 +59,7 @@ class Front:
             await stack.enter_async_context(self._sidecar)
             await self._sidecar.until_ready(f"{self.admin_url}/readyz")
             await stack.enter_async_context(self._envoy)
-            await self._sidecar.until_ready(f"{self.url}/v1/models")  # Envoy has seen that the sidecar is healthy
+            await while_running(until_advised(self.url), self.ended())
             self._stack = stack.pop_all()
         return self
 

@@ -31,6 +31,7 @@ POLICIES: Final = {
     "laar": "LAAR: the least expected time to a correct answer",
 }
 OURS: Final = "laar"
+MOST_LEARNT_FROM: Final = 144  # for each model, a third of them in each language
 UNKNOWN_MODEL_LEN: Final = 8192  # where an engine does not say
 
 
@@ -70,7 +71,8 @@ async def run(options: Options, console: Console) -> None:
 
 def _questions(options: Options, lengths_tokens: Sequence[int], *, learning: bool) -> list[Question]:
     """Those that are learnt from are others than those that are measured, as in the paper's two splits."""
-    return questions(2 * options.seed + learning, LANGUAGES, lengths_tokens, options.questions)
+    count = min(options.questions, MOST_LEARNT_FROM) if learning else options.questions
+    return questions(2 * options.seed + learning, LANGUAGES, lengths_tokens, count)
 
 
 def _fitting(lengths_tokens: Sequence[int], served: Sequence[FoundEngine]) -> tuple[int, ...]:
