@@ -18,4 +18,5 @@ async def test_every_variant_serves_every_shape_without_an_error_and_its_time_is
     }
     assert all(run.requests_per_s > 0 and run.envoy_cpu_us > 0 for run in measured.runs)
     assert all((run.sidecar_cpu_us > 0) == (run.variant != ALONE) for run in measured.runs)
+    assert set(measured.idle_cpu_ms_per_s) == {NULL, FAIRLEAD, REWRITING}
     assert len(steps) == effort.runs()

@@ -125,7 +125,11 @@ def _envoy(measured: Measured) -> Iterator[str]:
     yield f"The upstream, an asyncio protocol on uvloop, answers without Envoy in between: {alone}."
     for shape in ("1 KB", "64 KB"):
         yield f"### Saturated, {shape}\n\n" + _saturated(runs, shape)
-    yield f"### {STEADY_RATE_PER_S:g} requests a second, 1 KB\n\n" + _steady(runs)
+    yield f"### {STEADY_RATE_PER_S:g} requests a second, 1 KB\n\n" + _steady(measured)
+    yield (
+        "The CPU time at this rate holds what the sidecar uses without any request, shown as idle: Fairlead probes its "
+        "engines, the null processor probes nothing."
+    )
     errors = sum(run.errors for run in runs)
     if errors:
         first = next(run for run in runs if run.errors)
@@ -156,7 +160,8 @@ def _saturated(runs: Sequence[Run], shape: Shape) -> str:
     return _table(heads, rows)
 
 
-def _steady(runs: Sequence[Run]) -> str:
+def _steady(measured: Measured) -> str:
+    runs = measured.runs
     rows = []
     for name in _VARIANTS:
         own = _of(runs, "steady", name)
@@ -169,10 +174,11 @@ def _steady(runs: Sequence[Run]) -> str:
                 spread([run.p99_us for run in own]).text(),
                 *added,
                 spread([run.sidecar_cpu_us for run in own]).text() if name != ALONE else "",
+                f"{measured.idle_cpu_ms_per_s[name]:.0f}" if name != ALONE else "",
                 f"{resident_mib:.0f}" if name != ALONE else "",
             )
         )
-    heads = ("", "p50 µs", "p99 µs", "added p50 µs", "added p99 µs", "Sidecar CPU µs", "Sidecar RSS MiB")
+    heads = ("", "p50 µs", "p99 µs", "added p50 µs", "added p99 µs", "Sidecar CPU µs", "idle ms/s", "RSS MiB")
     return _table(heads, rows)
 
 

@@ -25,6 +25,7 @@ CONNECTIONS: Final = 32
 STEADY_RATE_PER_S: Final = 100.0
 _ATTEMPTS_TO_SERVE: Final = 20
 _WARM_UP_S: Final = 0.4
+_IDLE_S: Final = 2.0
 
 
 class Effort(msgspec.Struct, frozen=True):
@@ -62,6 +63,7 @@ class Run(msgspec.Struct, frozen=True):
 
 class Measured(msgspec.Struct, frozen=True):
     upstream_per_s: dict[str, float]  # by shape: the upstream without Envoy
+    idle_cpu_ms_per_s: dict[str, float]  # by variant: the sidecar without a request, probes of engines included
     runs: list[Run]
 
     def errors(self) -> int:
@@ -73,6 +75,7 @@ async def measure(effort: Effort, seed: int, advance: Callable[[], None]) -> Mea
     async with world() as up:
         for variant in up.variants:
             await _until_serving(variant, seed)
+        idle_cpu_ms_per_s = await _idle_cpu_ms_per_s(up.variants)
         upstream_per_s: dict[str, float] = {}
         for shape in SHAPES[:2]:
             result = await _load(_plan(shape, up.upstream, MODEL, effort, seed, is_chosen=False))
@@ -84,7 +87,13 @@ async def measure(effort: Effort, seed: int, advance: Callable[[], None]) -> Mea
                 for variant in up.variants:
                     runs.append(await _run(number, variant, shape, up, effort, seed))
                     advance()
-        return Measured(upstream_per_s, runs)
+        return Measured(upstream_per_s, idle_cpu_ms_per_s, runs)
+
+
+async def _idle_cpu_ms_per_s(variants: tuple[Variant, ...]) -> dict[str, float]:
+    before_s = {v.name: cpu_s(v.sidecar_pid) for v in variants if v.sidecar_pid is not None}
+    await asyncio.sleep(_IDLE_S)
+    return {v.name: (_used_s(v.sidecar_pid) - before_s[v.name]) * 1e3 / _IDLE_S for v in variants if v.name in before_s}
 
 
 async def _run(number: int, variant: Variant, shape: Shape, up: World, effort: Effort, seed: int) -> Run:
