@@ -149,6 +149,7 @@ class Observe(_Section):
     rtt_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3  # weight of the newest round trip in the smoothed one
     timeout_ms: PositiveInt = 2000  # of each of these requests
     failures_to_eject: PositiveInt = 3  # in a row: refused, no answer in time, or a 5xx of /health
+    messages_per_second: Annotated[float, Field(ge=0)] = 20.0  # of answers observed in full, to learn constants
     stale_ms: PositiveInt = 3000  # after this, numbers that could not be read or do not move are not believed
 
 

@@ -18,6 +18,8 @@ import structlog
 from aiohttp import web
 
 from fairlead.config import Config, ConfigError, host_and_port, load
+from fairlead.core.budget import MessageBudget
+from fairlead.core.learning import Learner
 from fairlead.core.router import Router
 from fairlead.engines.observer import Observers
 from fairlead.errors import UserError
@@ -44,6 +46,7 @@ class Sidecar:
         pool = make_pool(self.config, path.parent)
         self.router = Router(pool, _policy(self.config), fallbacks=self.config.gateway.fallbacks, rng=Random())
         self.recorder = Recorder()
+        self.learner = Learner()
         self.reloads_refused = 0
         self._observers = Observers(self.config.observe, pool.endpoints)
         self._processor = ProcessorServer(
@@ -53,6 +56,8 @@ class Sidecar:
                 session_headers=tuple(name.lower().encode() for name in self.config.sessions.headers),
                 max_body_bytes=self.config.gateway.max_body_bytes,
                 clock_s=time.perf_counter,
+                learner=self.learner,
+                budget=MessageBudget(self.config.observe.messages_per_second),
             ),
             self.config.listen.grpc,
         )
@@ -66,7 +71,7 @@ class Sidecar:
         except OSError:
             message = f"listen.grpc: {self.config.listen.grpc} cannot be used; is another sidecar running there?"
             raise UserError(message) from None
-        collector = FairleadCollector(self.router, self.recorder, lambda: self._processor.running_streams)
+        collector = FairleadCollector(self.router, self.recorder, self.learner, lambda: self._processor.running_streams)
         app = admin_app(self.recorder, collector, lambda: not self._draining, self._shown_config)
         self._admin = web.AppRunner(app, access_log=None)
         await self._admin.setup()

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from fairlead.core.budget import MessageBudget
+from fairlead.core.learning import Learner
 from fairlead.core.pool import Endpoint, Pool
 from fairlead.core.ranking import Policy
 from fairlead.core.router import Router
@@ -24,12 +26,14 @@ def chat(model: str = "small", **more: Any) -> bytes:
     return json.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}], **more}).encode()
 
 
-def make_shared(policy: Policy | None = None, *, fallbacks: int = 2) -> Shared:
+def make_shared(policy: Policy | None = None, *, fallbacks: int = 2, messages_per_second: float = 0.0) -> Shared:
     """Two endpoints of `small`, one of `large`, and a route `auto` to both."""
     endpoints = [Endpoint("10.0.0.1:1", "small"), Endpoint("10.0.0.2:1", "small"), Endpoint("10.0.0.3:1", "large")]
     pool = Pool(endpoints, {"auto": ["small", "large"]})
     router = Router(pool, policy or build_policy("fairlead", {}), fallbacks=fallbacks, rng=Random(0))
-    return Shared(router, Recorder(), (b"x-session-id",), LIMIT_BYTES, lambda: 0.0)
+    return Shared(
+        router, Recorder(), (b"x-session-id",), LIMIT_BYTES, lambda: 0.0, Learner(), MessageBudget(messages_per_second)
+    )
 
 
 def request_headers(

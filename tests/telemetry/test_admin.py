@@ -24,7 +24,7 @@ def conversation() -> Conversation:
 @pytest.fixture
 async def admin(conversation: Conversation) -> AsyncIterator[Client]:
     shared = conversation.shared
-    collector = FairleadCollector(shared.router, shared.recorder, lambda: 0)
+    collector = FairleadCollector(shared.router, shared.recorder, shared.learner, lambda: 0)
     app = admin_app(shared.recorder, collector, lambda: shared.router.pool.knows("small"), lambda: {"routes": {}})
     async with TestClient(TestServer(app)) as client:
         yield client

@@ -12,7 +12,9 @@ from tests.extproc.world import Conversation, chat, request_body, request_header
 
 
 def families(conversation: Conversation) -> dict[str, object]:
-    collector = FairleadCollector(conversation.shared.router, conversation.shared.recorder, lambda: 3)
+    collector = FairleadCollector(
+        conversation.shared.router, conversation.shared.recorder, conversation.shared.learner, lambda: 3
+    )
     return {family.name: family for family in text_string_to_metric_families(render(collector).decode())}
 
 
@@ -38,7 +40,9 @@ def test_the_page_parses_and_has_the_promised_metrics() -> None:
 def test_a_request_is_counted_by_route_model_endpoint_and_code() -> None:
     conversation = Conversation()
     conversation.say(request_headers(), request_body(chat("large")), response_headers(503), response_trailers())
-    collector = FairleadCollector(conversation.shared.router, conversation.shared.recorder, lambda: 0)
+    collector = FairleadCollector(
+        conversation.shared.router, conversation.shared.recorder, conversation.shared.learner, lambda: 0
+    )
     line = 'fairlead_requests_total{code="503",endpoint="10.0.0.3:1",model="large",route="large"} 1.0'
     assert line in render(collector).decode().splitlines()
 
@@ -51,7 +55,9 @@ def test_what_clients_invent_makes_no_new_series() -> None:
             headers = {"x-session-id": name, "x-fairlead-attempted-models": name}
             each.say(request_headers(extra=headers), request_body(chat(name)), response_headers())
             each.say(request_headers(extra=headers), request_body(chat("small", user=name)), response_trailers())
-        collector = FairleadCollector(conversation.shared.router, conversation.shared.recorder, lambda: 0)
+        collector = FairleadCollector(
+            conversation.shared.router, conversation.shared.recorder, conversation.shared.learner, lambda: 0
+        )
         return len(render(collector).splitlines())
 
     assert series([f"invented-{n}" for n in range(200)]) == series([f"invented-{n}" for n in range(20)])

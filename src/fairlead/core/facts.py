@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Final
 
@@ -31,12 +32,23 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     prefix: tuple[int, ...] = ()
 
 
+def _as_estimated(_: str) -> float:
+    return 1.0
+
+
 def make_facts(
-    prompt: Prompt, model: str, attempted: tuple[str, ...] = (), session_id: bytes | None = None
+    prompt: Prompt,
+    model: str,
+    attempted: tuple[str, ...] = (),
+    session_id: bytes | None = None,
+    tokens_ratio: Callable[[str], float] = _as_estimated,
 ) -> RequestFacts:
-    """Facts of a parsed request to `model`; `attempted` is the header's list and, when given, wins over the body's."""
+    """Facts of a parsed request to `model`; `attempted` is the header's list and, when given, wins over the body's.
+
+    `tokens_ratio` gives, by language, the real tokens for each estimated one.
+    """
     spoken = language.detect(_sample(prompt.user_text))
-    tokens = lengths.estimate_tokens(prompt.text, spoken) + prompt.media * MEDIA_TOKENS
+    tokens = int(lengths.estimate_tokens(prompt.text, spoken) * tokens_ratio(spoken)) + prompt.media * MEDIA_TOKENS
     return RequestFacts(
         model=model,
         tokens=tokens,

@@ -14,6 +14,7 @@ import msgspec
 from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.core.facts import RequestFacts
 from fairlead.core.health import Health
+from fairlead.core.ledger import PrefillEstimate
 from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, EngineReport
 
 
@@ -42,6 +43,7 @@ class Endpoint:
     inflight_prompt_tokens: int = 0
     pending_prefill_tokens: int = 0  # not cached, and no first token seen yet
     decoding_requests: int = 0  # past their first token
+    prefills: PrefillEstimate = field(default_factory=PrefillEstimate)
     indexed_blocks: int = 0  # kept by the prefix index
     last_chosen: int = 0  # the number of the decision that chose it last
 

@@ -38,6 +38,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     model: str
     why: Why
     ticket: Ticket
+    queued_tokens: int  # waiting for prefill at the chosen endpoint before this request
+    rtt_ms: float
     considered: int
     best: tuple[Choice, ...]
 
@@ -60,13 +62,17 @@ class Router:
         self._rng = rng
         self._decisions = 0
 
-    def decide(self, request: RequestFacts, subset: Collection[str] | None = None) -> Decision | Refusal:
+    def decide(
+        self, request: RequestFacts, subset: Collection[str] | None = None, now_s: float = 0.0
+    ) -> Decision | Refusal:
         """Choose an endpoint for `request`, out of `subset` where the gateway gave one, and take its load."""
         if not self.pool.knows(request.model):
             return Refusal("unknown_model")
         endpoints = fitting(self.pool.available(request.model, subset), request)
         if not endpoints:
             return Refusal("no_endpoint")
+        for endpoint in endpoints:
+            endpoint.prefills.settle(now_s)
         options = candidates(endpoints, request, {})
         ranked, why, best = self._rank(request, options)
         first = ranked[0].candidate
@@ -76,8 +82,12 @@ class Router:
                 break
             if r.candidate.model == first.model:  # the body names the model, so a fallback must serve it too
                 addresses.append(r.candidate.address)
-        ticket = self._take(self.pool.by_address[first.address], request.tokens, first.uncached_tokens)
-        return Decision(tuple(addresses), first.model, why, ticket, len(options), best)
+        chosen = self.pool.by_address[first.address]
+        ticket = self._take(chosen, request.tokens, first.uncached_tokens)
+        chosen.prefills.expect(ticket, chosen.prefill_ms_per_token * first.uncached_tokens, now_s)
+        return Decision(
+            tuple(addresses), first.model, why, ticket, first.pending_prefill_tokens, first.rtt_ms, len(options), best
+        )
 
     def decide_unread(self, subset: Collection[str] | None = None) -> Decision | Refusal:
         """Choose any healthy endpoint for a request that is not read: the one with the fewest requests."""
@@ -87,7 +97,7 @@ class Router:
         endpoints.sort(key=_load)
         first = endpoints[0]
         addresses = tuple([endpoint.address for endpoint in endpoints[: 1 + self.fallbacks]])
-        return Decision(addresses, first.model, "fallback", self._take(first, 0, 0), len(endpoints), ())
+        return Decision(addresses, first.model, "fallback", self._take(first, 0, 0), 0, 0.0, len(endpoints), ())
 
     def _rank(
         self, request: RequestFacts, options: list[Candidate]

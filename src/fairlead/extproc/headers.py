@@ -35,13 +35,17 @@ def read(header_map: HeaderMap) -> Headers:
     return headers
 
 
-def status(header_map: HeaderMap) -> int | None:
-    """The response's status code."""
+def status_and_type(header_map: HeaderMap) -> tuple[int, bytes]:
+    """The response's status code, 0 if it has none, and its content type."""
+    code, content_type = 0, b""
     for header in header_map.headers:
-        if header.key == b":status":
+        key = header.key
+        if key == b":status":
             value = header.raw_value or header.value
-            return int(value) if value.isdigit() else None
-    return None
+            code = int(value) if value.isdigit() else 0
+        elif key == b"content-type":
+            content_type = header.raw_value or header.value
+    return code, content_type
 
 
 def forbidden_in(headers: Headers) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from fairlead.core.budget import MessageBudget
 from fairlead.core.facts import make_facts
+from fairlead.core.learning import Learner
 from fairlead.core.pool import ANY_MODEL
 from fairlead.core.prompt import Malformed, parse, split_models
 from fairlead.core.router import Decision, Refusal, Router
@@ -27,6 +29,8 @@ class Shared:
     session_headers: tuple[bytes, ...]
     max_body_bytes: int
     clock_s: Callable[[], float]
+    learner: Learner = field(default_factory=Learner)
+    budget: MessageBudget = field(default_factory=lambda: MessageBudget(0.0))  # nothing is observed in full
 
 
 class Pick(msgspec.Struct, frozen=True, gc=False):
@@ -35,6 +39,9 @@ class Pick(msgspec.Struct, frozen=True, gc=False):
     decision: Decision
     route: str  # the model or route that was asked for
     body: bytes | None
+    language: str
+    tokens: int
+    ratio: float  # of real tokens to estimated ones, that `tokens` was made with
 
 
 class Refused(msgspec.Struct, frozen=True, gc=False):
@@ -54,9 +61,10 @@ def pick(
         return Refused(refusals.malformed(prompt.message, prompt.param))
     asked = prompt.model or ANY_MODEL
     attempted = headers.get(h.ATTEMPTED_MODELS)
-    attempted_models = split_models(attempted.decode("latin-1")) if attempted else ()
-    facts = make_facts(prompt, asked, attempted_models, _session_id(headers, shared.session_headers))
-    decision = shared.router.decide(facts, subset)
+    attempted_models = split_models(attempted.decode(errors="replace")) if attempted else ()
+    session_id = _session_id(headers, shared.session_headers)
+    facts = make_facts(prompt, asked, attempted_models, session_id, shared.learner.ratio)
+    decision = shared.router.decide(facts, subset, started_s)
     if isinstance(decision, Refusal):
         if decision.reason == "unknown_model":
             return Refused(refusals.unknown_model(asked))
@@ -69,7 +77,8 @@ def pick(
     else:
         changed = None
     shared.recorder.decided(facts, decision, request_id, shared.clock_s() - started_s)
-    return Pick(decision, asked or decision.model, changed)
+    ratio = shared.learner.ratio(facts.language)
+    return Pick(decision, asked or decision.model, changed, facts.language, facts.tokens, ratio)
 
 
 def _rewritten(body: bytes, asked: str, model: str, has_kv_transfer_params: bool) -> bytes | None:

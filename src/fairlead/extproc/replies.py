@@ -7,6 +7,7 @@ from typing import Final
 
 from fairlead.extproc.pb.ext_proc_pb2 import (
     NONE,
+    STREAMED,
     BodyMutation,
     BodyResponse,
     CommonResponse,
@@ -72,9 +73,13 @@ def routed_body(destination: str, headers: Iterable[Header], remove: Iterable[st
     return _with_destination(ProcessingResponse(request_body=BodyResponse(response=common)), destination)
 
 
-def response_headers(headers: Iterable[Header]) -> bytes:
+def response_headers(headers: Iterable[Header], *, observe: bool = False) -> bytes:
+    """Answer to response headers; `observe` asks Envoy to show the body too, part by part."""
     common = CommonResponse(header_mutation=_mutation(headers))
-    return ProcessingResponse(response_headers=HeadersResponse(response=common)).SerializeToString()
+    reply = ProcessingResponse(response_headers=HeadersResponse(response=common))
+    if observe:
+        reply.mode_override.CopyFrom(_SHOW_RESPONSE_BODY)
+    return reply.SerializeToString()
 
 
 def streamed_request_body(body: bytes, *, end_of_stream: bool) -> Iterator[bytes]:
@@ -112,6 +117,13 @@ _SKIP_BODY = ProcessingMode(
     response_header_mode="SEND",
     request_body_mode=NONE,
     response_body_mode=NONE,
+    request_trailer_mode="SKIP",
+    response_trailer_mode="SEND",
+)
+_SHOW_RESPONSE_BODY = ProcessingMode(
+    request_header_mode="SEND",
+    response_header_mode="SEND",
+    response_body_mode=STREAMED,  # BUFFERED would fail a body beyond Envoy's buffer
     request_trailer_mode="SKIP",
     response_trailer_mode="SEND",
 )

@@ -19,10 +19,14 @@ from fairlead.core.router import Decision, Refusal
 from fairlead.extproc import headers as h
 from fairlead.extproc import refusals, replies
 from fairlead.extproc.models import models_answer
+from fairlead.extproc.observed import EVENT_STREAM, ObservedAnswer
 from fairlead.extproc.pb.ext_proc_pb2 import BUFFERED, FULL_DUPLEX_STREAMED, ProcessingRequest
-from fairlead.extproc.pick import Refused, Shared, pick
+from fairlead.extproc.pick import Pick, Refused, Shared, pick
 from fairlead.extproc.refusals import HttpAnswer
 
+HTTP_OK: Final = 200
+CLIENT_ERROR: Final = 400
+SERVER_ERROR: Final = 500
 ABORTED_CODE: Final = 499  # the stream ended before the engine answered
 _PASS: Final = {
     "request_headers": replies.REQUEST_HEADERS,
@@ -45,7 +49,10 @@ class Stream:
         "_decision",
         "_ended",
         "_headers",
+        "_observed",
         "_path",
+        "_pick_made",
+        "_picked_s",
         "_request_duplex",
         "_request_id",
         "_response_duplex",
@@ -69,6 +76,9 @@ class Stream:
         self._settled = False  # the request's headers and body have been answered
         self._ended = False
         self._decision: Decision | None = None
+        self._pick_made: Pick | None = None
+        self._picked_s = 0.0
+        self._observed: ObservedAnswer | None = None
         self._route = ""
         self._code = ABORTED_CODE
 
@@ -170,6 +180,8 @@ class Stream:
         self._body = []
         if isinstance(picked, Refused):
             return self._refuse(picked.answer, picked.route)
+        self._pick_made = picked
+        self._picked_s = self._shared.clock_s()
         destination, headers = self._settle(picked.decision, picked.route)
         removed = h.forbidden_in(self._headers)
         if self._request_duplex:
@@ -209,27 +221,64 @@ class Stream:
         decision = self._decision
         if decision is None:
             return (replies.RESPONSE_HEADERS,)
-        self._code = h.status(message.response_headers.headers) or ABORTED_CODE
+        code, content_type = h.status_and_type(message.response_headers.headers)
+        self._code = code or ABORTED_CODE
         address = h.served_address(message) or decision.addresses[0]
-        why = decision.why if address == decision.addresses[0] else "fallback"
-        served = self._shared.router.pool.by_address.get(address)
-        if served is not None:
-            decision.ticket.move(served)
-        if message.response_headers.end_of_stream:
+        self._note_outcome(decision, address, content_type)
+        ended = message.response_headers.end_of_stream
+        if ended:
             self.close()
-        return (
-            replies.response_headers(
-                (
-                    (h.MODEL, decision.model.encode()),
-                    (h.ENDPOINT, address.encode()),
-                    (h.DECISION, why.encode()),
-                    (h.REQUEST_ID, self._request_id),
-                )
-            ),
+        observe = code == HTTP_OK and not ended and self._starts_observing(content_type)
+        why = decision.why if address == decision.addresses[0] else "fallback"
+        headers = (
+            (h.MODEL, decision.model.encode()),
+            (h.ENDPOINT, address.encode()),
+            (h.DECISION, why.encode()),
+            (h.REQUEST_ID, self._request_id),
         )
+        return (replies.response_headers(headers, observe=observe and not self._response_duplex),)
+
+    def _note_outcome(self, decision: Decision, address: str, content_type: bytes) -> None:
+        """Tell the endpoints how the request went: Envoy passed over those before the one that served."""
+        pool, now_s = self._shared.router.pool, self._shared.clock_s()
+        for tried in decision.addresses:
+            if tried == address:
+                break
+            failed = pool.by_address.get(tried)
+            if failed is not None:
+                failed.request_failed(now_s)
+        served = pool.by_address.get(address)
+        if served is None:
+            return
+        decision.ticket.move(served)
+        if not content_type.startswith(EVENT_STREAM):  # an answer in one piece comes when all its tokens are there
+            decision.ticket.prefilled()
+        if self._code >= SERVER_ERROR:
+            served.request_failed(now_s)
+        elif self._code < CLIENT_ERROR:
+            served.request_succeeded()
+
+    def _starts_observing(self, content_type: bytes) -> bool:
+        """A sample of answers is observed in full, as far as the budget of messages reaches."""
+        picked = self._pick_made
+        if picked is None or not self._shared.budget.open(self._shared.clock_s()):
+            return False
+        self._observed = ObservedAnswer(picked, self._picked_s, content_type)
+        return True
 
     def _on_response_body(self, message: ProcessingRequest) -> Replies:
         part = message.response_body
+        observed = self._observed
+        if observed is not None:
+            shared = self._shared
+            now_s = shared.clock_s()
+            shared.budget.spend()
+            observed.part(part.body, now_s)
+            if part.end_of_stream:
+                self._observed = None
+                seen = observed.ended(now_s)
+                shared.learner.observe(seen, shared.router.pool)
+                shared.recorder.observed(seen)
         if part.end_of_stream:
             self.close()
         if self._response_duplex:

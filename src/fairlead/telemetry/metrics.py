@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from fairlead.core.learning import Learner
 from fairlead.core.router import Router
 from fairlead.telemetry.recorder import Histogram, Recorder
 
@@ -17,14 +18,18 @@ from fairlead.telemetry.recorder import Histogram, Recorder
 class FairleadCollector(Collector):
     """Reads counts; must be scraped on the event loop that writes them."""
 
-    def __init__(self, router: Router, recorder: Recorder, running_streams: Callable[[], int]) -> None:
+    def __init__(
+        self, router: Router, recorder: Recorder, learner: Learner, running_streams: Callable[[], int]
+    ) -> None:
         self._router = router
         self._recorder = recorder
+        self._learner = learner
         self._running_streams = running_streams
 
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
         yield from self._pool()
+        yield from self._learned()
         yield from self._faults()
 
     def _requests(self) -> Iterator[Metric]:
@@ -71,6 +76,24 @@ class FairleadCollector(Collector):
             up.add_metric((endpoint.address,), float(endpoint.healthy))
             rtt.add_metric((endpoint.address,), endpoint.rtt_ms / 1e3)
         yield from (inflight, pending, up, rtt)
+
+    def _learned(self) -> Iterator[Metric]:
+        learner = self._learner
+        yield _histogram(
+            "fairlead_time_to_first_token_seconds",
+            "From the pick to the first token, of the streams that were observed in full",
+            ("model",),
+            [((model,), histogram) for model, histogram in self._recorder.first_token_seconds.items()],
+        )
+        for name, text, label, learned, scale in (
+            ("prefill_seconds_per_token", "Prefill of one uncached token", "model", learner.prefill_ms_per_token, 1e-3),
+            ("decode_seconds_per_token", "Decoding of one token", "model", learner.decode_ms_per_token, 1e-3),
+            ("tokens_ratio", "Real prompt tokens for each estimated one", "language", learner.tokens_ratio, 1.0),
+        ):
+            family = GaugeMetricFamily(f"fairlead_learned_{name}", f"{text}, as learned from answers", labels=(label,))
+            for value, median in learned.items():
+                family.add_metric((value,), median.value * scale)
+            yield family
 
     def _faults(self) -> Iterator[Metric]:
         failures = CounterMetricFamily(

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from fairlead.core.facts import RequestFacts
+from fairlead.core.learning import Observation
 from fairlead.core.lengths import BUCKETS
 from fairlead.core.router import Choice, Decision
 
@@ -68,6 +69,8 @@ class Recorder:
         self.prompt_tokens: dict[str, int] = {}  # by model
         self.decision_seconds = Histogram(DECISION_SECONDS)
         self.cost_ms = {term: Histogram(COST_MILLISECONDS) for term in COST_TERMS}
+        self.first_token_seconds: dict[str, Histogram] = {}  # by model, of observed answers
+        self.observations = 0
         self.stream_failures = 0
         self.last_stream_failure = ""
 
@@ -112,6 +115,15 @@ class Recorder:
         if durations is None:
             durations = self.durations[model] = Histogram(DURATION_SECONDS)
         durations.observe(duration_s)
+
+    def observed(self, seen: Observation) -> None:
+        """An answer was observed in full."""
+        self.observations += 1
+        if seen.first_token_ms is not None:
+            durations = self.first_token_seconds.get(seen.model)
+            if durations is None:
+                durations = self.first_token_seconds[seen.model] = Histogram(DURATION_SECONDS)
+            durations.observe(seen.first_token_ms / 1e3)
 
     def stream_failed(self, cause: str) -> None:
         """A fault of ours while handling a message; the request went on without us."""

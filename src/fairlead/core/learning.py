@@ -1,0 +1,91 @@
+"""Constants learned from answers that were observed in full: milliseconds per token, and tokens per estimated token.
+
+Each is the median of the last samples, which outliers cannot move, and is the configured value until there are enough.
+Nothing is learned on the request path; the caller passes what one answer showed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from fairlead.core.pool import Pool
+
+WINDOW: Final = 101
+LEAST_SAMPLES: Final = 8
+LEAST_PREFILL_TOKENS: Final = 256  # shorter prefills show fixed costs, not the cost of a token
+LEAST_DECODE_TOKENS: Final = 16
+LEAST_ESTIMATED_TOKENS: Final = 64
+RATIO_BOUNDS: Final = (0.2, 5.0)  # beyond this the answer is wrong, not the estimate
+
+
+class Observation(msgspec.Struct, frozen=True, gc=False):
+    """One answer, observed in full. Unknown is None, which is not 0."""
+
+    model: str
+    language: str
+    estimated_tokens: int  # as routing used them, with the ratio that was in force
+    ratio: float  # that was in force
+    queued_tokens: int  # waiting at the endpoint when the request was sent there
+    rtt_ms: float
+    first_token_ms: float | None = None  # from the pick
+    decode_ms: float | None = None  # from the first token to the end
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class RunningMedian:
+    """The median of the last samples, or `start` while they are few."""
+
+    __slots__ = ("_samples", "value")
+
+    def __init__(self, start: float) -> None:
+        self.value = start
+        self._samples: deque[float] = deque(maxlen=WINDOW)
+
+    def add(self, sample: float) -> None:
+        self._samples.append(sample)
+        if len(self._samples) >= LEAST_SAMPLES:
+            self.value = median(self._samples)
+
+    @property
+    def samples(self) -> int:
+        return len(self._samples)
+
+
+class Learner:
+    """Learned constants by model and language; `apply` puts them in force on a pool."""
+
+    def __init__(self) -> None:
+        self.prefill_ms_per_token: dict[str, RunningMedian] = {}
+        self.decode_ms_per_token: dict[str, RunningMedian] = {}
+        self.tokens_ratio: dict[str, RunningMedian] = {}  # by language
+
+    def ratio(self, language: str) -> float:
+        """Real tokens for each estimated one."""
+        learned = self.tokens_ratio.get(language)
+        return learned.value if learned is not None else 1.0
+
+    def observe(self, seen: Observation, pool: Pool) -> None:
+        """Learn from one answer, and put what was learned in force on the endpoints of its model."""
+        if seen.prompt_tokens and seen.estimated_tokens >= LEAST_ESTIMATED_TOKENS:
+            ratio = seen.prompt_tokens / (seen.estimated_tokens / seen.ratio)
+            if RATIO_BOUNDS[0] <= ratio <= RATIO_BOUNDS[1]:
+                self.tokens_ratio.setdefault(seen.language, RunningMedian(1.0)).add(ratio)
+        endpoints = [endpoint for endpoint in pool.endpoints if endpoint.model == seen.model]
+        if not endpoints:  # the pool changed meanwhile
+            return
+        prefill = self.prefill_ms_per_token.setdefault(seen.model, RunningMedian(endpoints[0].prefill_ms_per_token))
+        decode = self.decode_ms_per_token.setdefault(seen.model, RunningMedian(endpoints[0].decode_ms_per_token))
+        if seen.first_token_ms is not None and seen.prompt_tokens is not None and seen.cached_tokens is not None:
+            computed = seen.prompt_tokens - seen.cached_tokens + seen.queued_tokens
+            if computed >= LEAST_PREFILL_TOKENS:
+                prefill.add(max(seen.first_token_ms - seen.rtt_ms, 0.001) / computed)
+        if seen.decode_ms and seen.completion_tokens and seen.completion_tokens > LEAST_DECODE_TOKENS:
+            decode.add(seen.decode_ms / (seen.completion_tokens - 1))
+        for endpoint in endpoints:
+            endpoint.prefill_ms_per_token, endpoint.decode_ms_per_token = prefill.value, decode.value

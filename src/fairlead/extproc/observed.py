@@ -1,0 +1,50 @@
+"""One answer that is observed in full: when its first token came, when it ended, and what it says of its tokens."""
+
+from __future__ import annotations
+
+from fairlead.core.learning import Observation
+from fairlead.extproc.pick import Pick
+from fairlead.extproc.usage import UsageReader
+
+EVENT_STREAM = b"text/event-stream"
+
+
+class ObservedAnswer:
+    """Fed by the stream with each part of the response body; times are of the stream's clock, in seconds."""
+
+    __slots__ = ("_events", "_first_part_s", "_pick", "_picked_s", "_reader")
+
+    def __init__(self, pick: Pick, picked_s: float, content_type: bytes) -> None:
+        self._pick = pick
+        self._picked_s = picked_s
+        self._events = content_type.startswith(EVENT_STREAM)
+        self._reader = UsageReader(events=self._events)
+        self._first_part_s: float | None = None
+
+    def part(self, body: bytes, now_s: float) -> None:
+        if self._first_part_s is None and body:
+            self._first_part_s = now_s
+            self._pick.decision.ticket.prefilled()
+        self._reader.feed(body)
+
+    def first_token_s(self) -> float | None:
+        """Seconds from the pick to the first token; unknown for an answer that came in one piece."""
+        return self._first_part_s - self._picked_s if self._events and self._first_part_s is not None else None
+
+    def ended(self, now_s: float) -> Observation:
+        self._reader.end()
+        usage, pick, first_token_s = self._reader.usage, self._pick, self.first_token_s()
+        decode_s = now_s - self._first_part_s if first_token_s is not None and self._first_part_s is not None else None
+        return Observation(
+            model=pick.decision.model,
+            language=pick.language,
+            estimated_tokens=pick.tokens,
+            ratio=pick.ratio,
+            queued_tokens=pick.decision.queued_tokens,
+            rtt_ms=pick.decision.rtt_ms,
+            first_token_ms=None if first_token_s is None else first_token_s * 1e3,
+            decode_ms=None if decode_s is None else decode_s * 1e3,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+        )

@@ -1,0 +1,87 @@
+"""Constants learned from observed answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairlead.core.budget import MessageBudget
+from fairlead.core.learning import LEAST_SAMPLES, Learner, Observation
+from fairlead.core.pool import Endpoint, Pool
+
+
+def seen(**more: object) -> Observation:
+    usual = {
+        "model": "m", "language": "en", "estimated_tokens": 1000, "ratio": 1.0, "queued_tokens": 0, "rtt_ms": 10.0,
+        "first_token_ms": 210.0, "decode_ms": 990.0, "prompt_tokens": 1000, "cached_tokens": 0,
+        "completion_tokens": 100,
+    }  # fmt: skip
+    return Observation(**(usual | more))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool([Endpoint("a:1", "m"), Endpoint("b:1", "m"), Endpoint("c:1", "other")], {})
+
+
+def learn(pool: Pool, *observations: Observation) -> Learner:
+    learner = Learner()
+    for observation in observations:
+        learner.observe(observation, pool)
+    return learner
+
+
+def test_times_per_token_are_put_in_force_on_every_endpoint_of_the_model(pool: Pool) -> None:
+    learn(pool, *[seen()] * LEAST_SAMPLES)
+    assert [(e.prefill_ms_per_token, e.decode_ms_per_token) for e in pool.endpoints] == [
+        (pytest.approx(0.2), pytest.approx(10.0)),
+        (pytest.approx(0.2), pytest.approx(10.0)),
+        (0.1, 20.0),
+    ]
+
+
+def test_until_there_are_enough_samples_the_configured_values_count(pool: Pool) -> None:
+    learn(pool, *[seen()] * (LEAST_SAMPLES - 1))
+    assert pool.endpoints[0].prefill_ms_per_token == 0.1
+
+
+def test_outliers_do_not_move_what_is_learned(pool: Pool) -> None:
+    learn(pool, *[seen()] * 20, *[seen(first_token_ms=1e6, decode_ms=1e9)] * 9)
+    assert pool.endpoints[0].prefill_ms_per_token == pytest.approx(0.2)
+
+
+def test_cached_tokens_cost_no_prefill_and_the_queue_does(pool: Pool) -> None:
+    learn(pool, *[seen(cached_tokens=600, queued_tokens=1600)] * LEAST_SAMPLES)
+    assert pool.endpoints[0].prefill_ms_per_token == pytest.approx(0.1)
+
+
+def test_an_engine_that_does_not_report_its_cache_teaches_no_prefill(pool: Pool) -> None:
+    learner = learn(pool, *[seen(cached_tokens=None)] * 20)
+    assert learner.prefill_ms_per_token["m"].samples == 0
+
+
+def test_the_ratio_is_of_the_raw_estimate_whatever_ratio_was_in_force(pool: Pool) -> None:
+    learner = learn(pool, *[seen(estimated_tokens=1500, ratio=1.5, prompt_tokens=2000)] * LEAST_SAMPLES)
+    assert learner.ratio("en") == pytest.approx(2.0)
+    assert learner.ratio("ja") == 1.0
+
+
+def test_an_absurd_count_is_not_believed(pool: Pool) -> None:
+    assert learn(pool, *[seen(prompt_tokens=10**9)] * 20).ratio("en") == 1.0
+
+
+def test_a_model_that_left_the_pool_is_nothing_to_learn(pool: Pool) -> None:
+    assert learn(pool, seen(model="gone")).prefill_ms_per_token == {}
+
+
+def test_a_budget_refills_with_time_and_an_observed_stream_may_overdraw_it() -> None:
+    budget = MessageBudget(10.0)
+    opened = [budget.open(0.0)]
+    for _ in range(50):
+        budget.spend()
+    opened += [budget.open(1.0), budget.open(3.0), budget.open(3.5)]
+    assert opened == [True, False, False, True]
+
+
+def test_a_clock_that_goes_back_does_not_drain_the_budget() -> None:
+    budget = MessageBudget(10.0)
+    assert [budget.open(100.0), budget.open(0.0)] == [True, True]
