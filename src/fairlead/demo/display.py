@@ -21,7 +21,7 @@ from fairlead.demo.results import Improvement, Result, Summary, improvement
 
 _REFRESHES_PER_SECOND = 8
 _HOW_COUNTED = (
-    "Means count a question that was never answered rightly up to its last attempt, so giving up early looks fast;\n"
+    "Means count a question that was never answered rightly up to its last attempt, so giving up early looks fast; "
     "medians count it as endless."
 )
 

@@ -34,8 +34,8 @@ OURS: Final = "laar"
 MOST_LEARNT_FROM: Final = 144  # for each model, a third of them in each language
 _LENGTH_THAT_FAVOURS_LOAD_TOKENS: Final = 65536
 _WHAT_WAS_CHOSEN: Final = (
-    "The simulated models and these lengths were chosen to show accuracy at work. At 64K, where one model does most of\n"
-    "the work that can succeed, LAAR had the higher mean when we tried; see for yourself with --lengths 4096,65536."
+    "The simulated models and these lengths were chosen to show accuracy at work. At 64K, where one model does "
+    "most of the work that can succeed, LAAR had the higher mean when we tried: see --lengths 4096,65536."
 )
 UNKNOWN_MODEL_LEN: Final = 8192  # where an engine does not say
 

@@ -5,8 +5,8 @@ accuracy falls with length and depends on the language; phi-3-mini is right most
 at short prompts, best in Japanese, and collapses past 16K; granite-3.1-2b is fast, weaker at short prompts and falls
 gently. No model is best everywhere. The router never reads this module: it learns from answers.
 
-The numbers were settled while looking at results: with weaker models, barer answers or 64K prompts, LAAR found more right
-answers than load-aware routing but took longer on the mean, for the one model that can answer became the bottleneck.
+The numbers were settled while looking at results: with weaker models, barer answers or 64K prompts, LAAR found more
+right answers than load-aware routing but had the higher mean time, as the one model that can answer was overrun.
 """
 
 from __future__ import annotations
