@@ -151,6 +151,14 @@ def test_every_policy_ranks_every_candidate_once(name: str) -> None:
     assert world.router.policy_failures == 0
 
 
+@pytest.mark.parametrize("name", policy_names())
+def test_every_policy_ranks_a_lone_endpoint_for_an_empty_prompt(name: str) -> None:
+    world = World(name)
+    world.endpoint("a:1")
+    assert world.pick(tokens=0).addresses == ("a:1",)
+    assert world.router.policy_failures == 0
+
+
 def test_an_unknown_policy_is_answered_with_the_near_one() -> None:
     with pytest.raises(ValueError, match='did you mean "laar"'):
         build_policy("lar", {})

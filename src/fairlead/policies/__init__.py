@@ -1,26 +1,46 @@
 """Routing policies, one a file, chosen by name in the configuration and in the simulator."""
 
 from fairlead.policies import (
+    cache_aware,
+    ear,
     fairlead,
+    gorgo,
     laar,
+    least_load,
     least_request,
+    llm_d,
+    llm_d_load_aware,
+    lmetric,
     load_aware_exclude_tried,
+    lpwl,
     power_of_two,
+    prefix_cache,
     random,
     round_robin,
     session_affinity,
+    unified,
 )
 from fairlead.policies.registry import build_policy, policy_names
 
 __all__ = [
     "build_policy",
+    "cache_aware",
+    "ear",
     "fairlead",
+    "gorgo",
     "laar",
+    "least_load",
     "least_request",
+    "llm_d",
+    "llm_d_load_aware",
+    "lmetric",
     "load_aware_exclude_tried",
+    "lpwl",
     "policy_names",
     "power_of_two",
+    "prefix_cache",
     "random",
     "round_robin",
     "session_affinity",
+    "unified",
 ]

@@ -1,0 +1,34 @@
+"""cache_aware: the longest cached prefix if it is long enough, else the emptiest cache; by load when unbalanced.
+
+Source: SGLang's router, with the defaults of its launcher; its library has 0.5, 32 and 1.1. Load is requests in flight.
+SGLang's tree of characters per worker is not kept twice: matches and sizes are read from the router's one prefix index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.core.facts import RequestFacts
+from fairlead.core.pool import Candidate
+from fairlead.core.ranking import Ranking, least_first
+from fairlead.policies.registry import Rule, register
+
+
+@register("cache_aware")
+class CacheAware(Rule, frozen=True):
+    cache_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.3  # share of the prompt
+    balance_abs_threshold: Annotated[int, Meta(ge=0)] = 64  # requests
+    balance_rel_threshold: Annotated[float, Meta(ge=1)] = 1.5
+
+    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:  # noqa: ARG002
+        counts = [c.inflight_requests for c in candidates]
+        least, most = min(counts), max(counts)
+        if most - least > self.balance_abs_threshold and most > self.balance_rel_threshold * least:
+            return Ranking(least_first(candidates, lambda c: c.inflight_requests))
+        if max([c.cached_tokens for c in candidates]) > self.cache_threshold * request.tokens:
+            return Ranking(least_first(candidates, lambda c: -c.cached_tokens))
+        return Ranking(least_first(candidates, lambda c: c.indexed_blocks))

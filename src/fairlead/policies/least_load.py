@@ -1,0 +1,24 @@
+"""least_load: what the engine says it runs, queues and holds, and the prompt tokens that the router has in flight.
+
+Requests and tokens are added at weight 1, as published, so tokens decide. Source: the baseline of GORGO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from fairlead.core.facts import RequestFacts
+from fairlead.core.pool import Candidate
+from fairlead.core.ranking import Ranking, least_first
+from fairlead.policies.registry import Rule, register
+
+
+@register("least_load")
+class LeastLoad(Rule, frozen=True):
+    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:  # noqa: ARG002
+        return Ranking(least_first(candidates, _load))
+
+
+def _load(c: Candidate) -> float:
+    return c.running_requests + c.waiting_requests + c.used_tokens + c.inflight_prompt_tokens
