@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
@@ -56,6 +65,30 @@ def _grpc_address(value: str) -> str:
             raise ValueError(f'"{value}" is not an absolute socket path; write unix:/run/fairlead.sock')
         return value
     return _address(value)
+
+
+def _store(value: str) -> str:
+    """Raises ValueError without `value` in it: it may hold a password."""
+    if value == "memory":
+        return value
+    example = "memory, or redis://host:6379/0 (rediss:// for TLS)"
+    scheme, _, rest = value.partition("://")
+    if scheme not in ("redis", "rediss"):
+        raise ValueError(f"is not a session store; write {example}")
+    secret, _, place = rest.rpartition("@")
+    if any(character.isspace() or character in "?#" for character in rest) or "/" in secret:
+        raise ValueError(f"a space, /, ? or # is in the way; write {example}, and %20, %2F, %3F, %23 in a password")
+    server, slash, database = place.partition("/")
+    if slash and not (database.isascii() and database.isdigit() and len(database) < 6):
+        raise ValueError(f'the database "{database}" is not a number; write {example}')
+    host_and_port(server)
+    return value
+
+
+def without_password(store: str) -> str:
+    """`store` as it may be shown: without user and password."""
+    scheme, separator, rest = store.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
 Address = Annotated[str, AfterValidator(_address)]
@@ -135,8 +168,14 @@ class PolicyConfig(BaseModel):
 
 
 class Sessions(_Section):
-    """The first of `headers` that a request carries names its session."""
+    """The first of `headers` that a request carries names its session.
 
+    With a Redis store, sidecars that share it keep a session on its host together and see each other's load.
+    """
+
+    store: Annotated[str, AfterValidator(_store), PlainSerializer(without_password), Field(repr=False)] = "memory"
+    ttl: Annotated[int, Field(ge=1, le=30 * 86400)] = 3600  # seconds without a request
+    max_entries: Annotated[int, Field(ge=1, le=20_000_000)] = 1_000_000  # about 220 bytes each
     headers: Names = ("x-session-id", "x-claude-code-session-id", "session-id")
 
 
