@@ -62,15 +62,18 @@ _CACHED = st.one_of(st.sampled_from([0, 300, 301, 500, 501, TOKENS]), st.integer
 
 
 @st.composite
-def pools(draw: st.DrawFn, hosted: bool = False) -> list[Candidate]:
-    """One to eight endpoints in any state, no two chosen by the same decision; with `hosted`, one may be the host."""
+def pools(draw: st.DrawFn, hosted: bool = False, cold: bool = False) -> list[Candidate]:
+    """One to eight endpoints in any state, no two chosen by the same decision.
+
+    With `hosted`, one may be the host; with `cold`, none has anything of the prompt cached.
+    """
     size = draw(st.integers(1, 8))
     turns = draw(st.permutations(range(1, size + 1)))
     host = draw(st.integers(-1, size - 1)) if hosted else -1
     return [
         option(
             f"e{index}:1",
-            cached_tokens=draw(_CACHED),
+            cached_tokens=0 if cold else draw(_CACHED),
             inflight_requests=draw(_COUNT),
             inflight_prompt_tokens=draw(_TOKENS),
             pending_prefill_tokens=draw(_TOKENS),
