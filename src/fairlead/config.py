@@ -76,8 +76,10 @@ def _store(value: str) -> str:
     if scheme not in ("redis", "rediss"):
         raise ValueError(f"is not a session store; write {example}")
     secret, _, place = rest.rpartition("@")
-    if any(character.isspace() or character in "?#" for character in rest) or "/" in secret:
-        raise ValueError(f"a space, /, ? or # is in the way; write {example}, and %20, %2F, %3F, %23 in a password")
+    if any(character.isspace() or character in "?#" for character in rest) or set(secret) & set("/[]"):
+        raise ValueError(
+            f"a space or one of /?#[] is in the way; write {example}, and in a password %2F for / and so on"
+        )
     server, slash, database = place.partition("/")
     if slash and not (database.isascii() and database.isdigit() and len(database) < 6):
         raise ValueError(f'the database "{database}" is not a number; write {example}')
@@ -179,6 +181,19 @@ class Sessions(_Section):
     headers: Names = ("x-session-id", "x-claude-code-session-id", "session-id")
 
 
+class Prefixes(_Section):
+    """The router's own index of what is cached where."""
+
+    max_bytes: Annotated[int, Field(ge=1 << 20)] = 256 * 1024 * 1024
+    ttl: Annotated[float, Field(gt=0)] = 1200.0  # seconds without a request; engines evict sooner when they are full
+
+
+class Tenants(_Section):
+    """With a header, each of its values has prefixes and sessions of its own, so none can be learned by timing."""
+
+    header: str | None = None
+
+
 class Observe(_Section):
     """How the sidecar watches its engines, beside the request path. Intervals are jittered by a fifth."""
 
@@ -199,6 +214,8 @@ class Config(_Section):
     routes: dict[str, Names] = {}
     policy: PolicyConfig = PolicyConfig()
     sessions: Sessions = Sessions()
+    prefixes: Prefixes = Prefixes()
+    tenants: Tenants = Tenants()
     observe: Observe = Observe()
 
     @model_validator(mode="after")

@@ -20,7 +20,9 @@ from aiohttp import web
 from fairlead.config import Config, ConfigError, host_and_port, load
 from fairlead.core.budget import MessageBudget
 from fairlead.core.learning import Learner
+from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.router import Router
+from fairlead.core.sessions import SessionTable
 from fairlead.engines.observer import Observers
 from fairlead.errors import UserError
 from fairlead.extproc.pick import Shared
@@ -33,6 +35,7 @@ from fairlead.telemetry.recorder import Recorder
 
 _WATCH_S = 0.5
 _FAULT_LOG_S = 5.0
+_FIXED_SECTIONS = ("listen", "sessions", "prefixes", "tenants")  # a reload cannot change them
 
 log = structlog.get_logger("fairlead")
 
@@ -44,7 +47,15 @@ class Sidecar:
         self._path = path
         self.config = load(path)
         pool = make_pool(self.config, path.parent)
-        self.router = Router(pool, _policy(self.config), fallbacks=self.config.gateway.fallbacks, rng=Random())
+        sessions, prefixes = self.config.sessions, self.config.prefixes
+        self.router = Router(
+            pool,
+            _policy(self.config),
+            fallbacks=self.config.gateway.fallbacks,
+            rng=Random(),
+            index=PrefixIndex(max_bytes=prefixes.max_bytes, ttl_s=prefixes.ttl),
+            sessions=SessionTable(ttl_s=sessions.ttl, max_entries=sessions.max_entries),
+        )
         self.recorder = Recorder()
         self.learner = Learner()
         self.reloads_refused = 0
@@ -56,6 +67,7 @@ class Sidecar:
                 session_headers=tuple(name.lower().encode() for name in self.config.sessions.headers),
                 max_body_bytes=self.config.gateway.max_body_bytes,
                 clock_s=time.perf_counter,
+                tenant_header=(self.config.tenants.header or "").lower().encode(),
                 learner=self.learner,
                 budget=MessageBudget(self.config.observe.messages_per_second),
             ),
@@ -103,7 +115,11 @@ class Sidecar:
             self.reloads_refused += 1
             log.error("the new configuration is refused, the old one stays", reason=str(error))
             return
-        fixed = [name for name in ("listen", "sessions") if getattr(config, name) != getattr(self.config, name)]
+        fixed = [
+            name
+            for name in ("listen", "sessions", "prefixes", "tenants")
+            if getattr(config, name) != getattr(self.config, name)
+        ]
         if fixed:
             log.warning("these sections need a restart to change", sections=fixed)
         self.router.pool, self.router.policy = pool, _policy(config)

@@ -9,7 +9,6 @@ from random import Random
 from typing import Any
 
 from fairlead.core.budget import MessageBudget
-from fairlead.core.learning import Learner
 from fairlead.core.pool import Endpoint, Pool
 from fairlead.core.ranking import Policy
 from fairlead.core.router import Router
@@ -31,9 +30,8 @@ def make_shared(policy: Policy | None = None, *, fallbacks: int = 2, messages_pe
     endpoints = [Endpoint("10.0.0.1:1", "small"), Endpoint("10.0.0.2:1", "small"), Endpoint("10.0.0.3:1", "large")]
     pool = Pool(endpoints, {"auto": ["small", "large"]})
     router = Router(pool, policy or build_policy("fairlead", {}), fallbacks=fallbacks, rng=Random(0))
-    return Shared(
-        router, Recorder(), (b"x-session-id",), LIMIT_BYTES, lambda: 0.0, Learner(), MessageBudget(messages_per_second)
-    )
+    budget = MessageBudget(messages_per_second)
+    return Shared(router, Recorder(), (b"x-session-id",), LIMIT_BYTES, lambda: 0.0, budget=budget)
 
 
 def request_headers(

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Final
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from fairlead.core import language, lengths, prefix
 from fairlead.core.prompt import MEDIA_TOKENS, Prompt
@@ -29,7 +30,8 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     bucket: int  # index into lengths.BUCKETS
     attempted: tuple[str, ...] = ()  # models that answered wrongly, in order, with repeats
     session: bytes | None = None  # a digest: a session id may be of any length
-    prefix: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()  # the hash chain of the prompt
+    block_tokens: float = 0.0  # of the prompt, for each block of `prefix`
 
 
 def _as_estimated(_: str) -> float:
@@ -41,14 +43,17 @@ def make_facts(
     model: str,
     attempted: tuple[str, ...] = (),
     session_id: bytes | None = None,
+    tenant: bytes = b"",
     tokens_ratio: Callable[[str], float] = _as_estimated,
 ) -> RequestFacts:
     """Facts of a parsed request to `model`; `attempted` is the header's list and, when given, wins over the body's.
 
-    `tokens_ratio` gives, by language, the real tokens for each estimated one.
+    Prefixes and sessions of one `tenant` are not those of another. `tokens_ratio` gives, by language, the real tokens
+    for each estimated one.
     """
     spoken = language.detect(_sample(prompt.user_text))
-    tokens = int(lengths.estimate_tokens(prompt.text, spoken) * tokens_ratio(spoken)) + prompt.media * MEDIA_TOKENS
+    text_tokens = lengths.estimate_tokens(prompt.text, spoken) * tokens_ratio(spoken)
+    tokens = max(1, int(text_tokens)) + prompt.media * MEDIA_TOKENS
     return RequestFacts(
         model=model,
         tokens=tokens,
@@ -56,14 +61,15 @@ def make_facts(
         language=spoken,
         bucket=lengths.bucket_of(tokens),
         attempted=(attempted or prompt.attempted_models)[:MAX_ATTEMPTED],
-        session=session_key(session_id) if session_id else None,
-        prefix=prefix.chain(prompt.text),
+        session=session_key(session_id, tenant) if session_id else None,
+        prefix=prefix.chain(prompt.text, xxh3_64_intdigest(tenant) if tenant else 0),
+        block_tokens=text_tokens * prefix.BLOCK_BYTES / max(1, len(prompt.text)),
     )
 
 
-def session_key(session_id: bytes) -> bytes:
-    """Sixteen bytes that stand for a session, so that a table of sessions is bounded by their number."""
-    return blake2b(session_id, digest_size=16).digest()
+def session_key(session_id: bytes, tenant: bytes = b"") -> bytes:
+    """Sixteen bytes that stand for a tenant's session, so that a table of sessions is bounded by their number."""
+    return blake2b(session_id, digest_size=16, key=blake2b(tenant).digest() if tenant else b"").digest()
 
 
 def _sample(raw: bytes) -> str:

@@ -45,6 +45,7 @@ class Endpoint:
     decoding_requests: int = 0  # past their first token
     prefills: PrefillEstimate = field(default_factory=PrefillEstimate)
     indexed_blocks: int = 0  # kept by the prefix index
+    indexed_generation: int = 0  # the life of the engine that they are of
     last_chosen: int = 0  # the number of the decision that chose it last
 
     def __post_init__(self) -> None:

@@ -17,7 +17,9 @@ from fairlead.core.cost import CostTerms
 from fairlead.core.facts import RequestFacts
 from fairlead.core.ledger import Ticket
 from fairlead.core.pool import Candidate, Endpoint, Pool, candidates, fitting
+from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.ranking import Policy, Ranked, Why, least_first
+from fairlead.core.sessions import SessionTable
 
 SHOWN_CANDIDATES = 8  # of a decision, in the log; a decision over 1,000 endpoints must not keep 1,000 costs
 
@@ -38,7 +40,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     model: str
     why: Why
     ticket: Ticket
-    queued_tokens: int  # waiting for prefill at the chosen endpoint before this request
+    cached_tokens: int  # of the prompt, at the chosen endpoint
+    queued_tokens: int  # waiting for prefill there before this request
     rtt_ms: float
     considered: int
     best: tuple[Choice, ...]
@@ -53,10 +56,21 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
 class Router:
     """Decides over one pool with one policy; both may be replaced between two decisions."""
 
-    def __init__(self, pool: Pool, policy: Policy, *, fallbacks: int, rng: Random) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        policy: Policy,
+        *,
+        fallbacks: int,
+        rng: Random,
+        index: PrefixIndex | None = None,
+        sessions: SessionTable | None = None,
+    ) -> None:
         self.pool = pool
         self.policy = policy
         self.fallbacks = fallbacks
+        self.index = index if index is not None else PrefixIndex()
+        self.sessions = sessions if sessions is not None else SessionTable()
         self.policy_failures = 0
         self.last_policy_failure = ""
         self._rng = rng
@@ -65,7 +79,10 @@ class Router:
     def decide(
         self, request: RequestFacts, subset: Collection[str] | None = None, now_s: float = 0.0
     ) -> Decision | Refusal:
-        """Choose an endpoint for `request`, out of `subset` where the gateway gave one, and take its load."""
+        """Choose an endpoint for `request`, out of `subset` where the gateway gave one, and take its load.
+
+        When the request does go there, `commit` must follow.
+        """
         if not self.pool.knows(request.model):
             return Refusal("unknown_model")
         endpoints = fitting(self.pool.available(request.model, subset), request)
@@ -73,7 +90,12 @@ class Router:
             return Refusal("no_endpoint")
         for endpoint in endpoints:
             endpoint.prefills.settle(now_s)
-        options = candidates(endpoints, request, {})
+            if endpoint.generation != endpoint.indexed_generation:  # it restarted: what it had cached is gone
+                endpoint.indexed_generation = endpoint.generation
+                self.index.forget(endpoint.address)
+        held = self.index.match(request.prefix, now_s) if request.prefix else {}
+        cached_tokens = {address: int(blocks * request.block_tokens) for address, blocks in held.items()}
+        options = candidates(endpoints, request, cached_tokens, self._host(request, now_s))
         ranked, why, best = self._rank(request, options)
         first = ranked[0].candidate
         addresses = [first.address]
@@ -86,8 +108,36 @@ class Router:
         ticket = self._take(chosen, request.tokens, first.uncached_tokens)
         chosen.prefills.expect(ticket, chosen.prefill_ms_per_token * first.uncached_tokens, now_s)
         return Decision(
-            tuple(addresses), first.model, why, ticket, first.pending_prefill_tokens, first.rtt_ms, len(options), best
+            addresses=tuple(addresses),
+            model=first.model,
+            why=why,
+            ticket=ticket,
+            cached_tokens=first.cached_tokens,
+            queued_tokens=first.pending_prefill_tokens,
+            rtt_ms=first.rtt_ms,
+            considered=len(options),
+            best=best,
         )
+
+    def commit(self, request: RequestFacts, address: str, now_s: float) -> None:
+        """`request` goes to `address`: its prompt will be cached there, and its session lives there from now on."""
+        if request.prefix:
+            self.index.insert(request.prefix, address, now_s)
+            endpoint = self.pool.by_address.get(address)
+            if endpoint is not None:
+                endpoint.indexed_blocks = self.index.blocks(address)
+        if request.session is not None and self.sessions.address_of(request.session) != address:
+            self.sessions.bind(request.session, address, now_s)
+
+    def _host(self, request: RequestFacts, now_s: float) -> str | None:
+        """Where the session lives, unless its model has already answered this request wrongly."""
+        if request.session is None:
+            return None
+        host = self.sessions.host(request.session, now_s)
+        if host is None or not request.attempted:
+            return host
+        endpoint = self.pool.by_address.get(host)
+        return None if endpoint is None or endpoint.model in request.attempted else host
 
     def decide_unread(self, subset: Collection[str] | None = None) -> Decision | Refusal:
         """Choose any healthy endpoint for a request that is not read: the one with the fewest requests."""
@@ -97,7 +147,8 @@ class Router:
         endpoints.sort(key=_load)
         first = endpoints[0]
         addresses = tuple([endpoint.address for endpoint in endpoints[: 1 + self.fallbacks]])
-        return Decision(addresses, first.model, "fallback", self._take(first, 0, 0), 0, 0.0, len(endpoints), ())
+        ticket = self._take(first, 0, 0)
+        return Decision(addresses, first.model, "fallback", ticket, 0, 0, 0.0, len(endpoints), ())
 
     def _rank(
         self, request: RequestFacts, options: list[Candidate]

@@ -37,9 +37,9 @@ class ObservedAnswer:
         decode_s = now_s - self._first_part_s if first_token_s is not None and self._first_part_s is not None else None
         return Observation(
             model=pick.decision.model,
-            language=pick.language,
-            estimated_tokens=pick.tokens,
-            ratio=pick.ratio,
+            language=pick.request.language,
+            estimated_tokens=pick.request.tokens,
+            ratio=pick.tokens_ratio,
             queued_tokens=pick.decision.queued_tokens,
             rtt_ms=pick.decision.rtt_ms,
             first_token_ms=None if first_token_s is None else first_token_s * 1e3,

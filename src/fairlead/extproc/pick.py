@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fairlead.core.budget import MessageBudget
-from fairlead.core.facts import make_facts
+from fairlead.core.facts import RequestFacts, make_facts
 from fairlead.core.learning import Learner
 from fairlead.core.pool import ANY_MODEL
 from fairlead.core.prompt import Malformed, parse, split_models
@@ -29,6 +29,7 @@ class Shared:
     session_headers: tuple[bytes, ...]
     max_body_bytes: int
     clock_s: Callable[[], float]
+    tenant_header: bytes = b""  # none: all requests are of one tenant
     learner: Learner = field(default_factory=Learner)
     budget: MessageBudget = field(default_factory=lambda: MessageBudget(0.0))  # nothing is observed in full
 
@@ -39,9 +40,8 @@ class Pick(msgspec.Struct, frozen=True, gc=False):
     decision: Decision
     route: str  # the model or route that was asked for
     body: bytes | None
-    language: str
-    tokens: int
-    ratio: float  # of real tokens to estimated ones, that `tokens` was made with
+    request: RequestFacts
+    tokens_ratio: float  # that the request's tokens were made with
 
 
 class Refused(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +63,8 @@ def pick(
     attempted = headers.get(h.ATTEMPTED_MODELS)
     attempted_models = split_models(attempted.decode(errors="replace")) if attempted else ()
     session_id = _session_id(headers, shared.session_headers)
-    facts = make_facts(prompt, asked, attempted_models, session_id, shared.learner.ratio)
+    tenant = headers.get(shared.tenant_header, b"")
+    facts = make_facts(prompt, asked, attempted_models, session_id, tenant, shared.learner.ratio)
     decision = shared.router.decide(facts, subset, started_s)
     if isinstance(decision, Refusal):
         if decision.reason == "unknown_model":
@@ -76,9 +77,9 @@ def pick(
             return Refused(refusals.malformed("The body has a key twice at its top level; write it once", None), asked)
     else:
         changed = None
+    shared.router.commit(facts, decision.addresses[0], started_s)
     shared.recorder.decided(facts, decision, request_id, shared.clock_s() - started_s)
-    ratio = shared.learner.ratio(facts.language)
-    return Pick(decision, asked or decision.model, changed, facts.language, facts.tokens, ratio)
+    return Pick(decision, asked or decision.model, changed, facts, shared.learner.ratio(facts.language))
 
 
 def _rewritten(body: bytes, asked: str, model: str, has_kv_transfer_params: bool) -> bytes | None:

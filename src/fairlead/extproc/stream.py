@@ -251,6 +251,8 @@ class Stream:
         if served is None:
             return
         decision.ticket.move(served)
+        if address != decision.addresses[0] and self._pick_made is not None:
+            self._shared.router.commit(self._pick_made.request, address, now_s)
         if not content_type.startswith(EVENT_STREAM):  # an answer in one piece comes when all its tokens are there
             decision.ticket.prefilled()
         if self._code >= SERVER_ERROR:

@@ -39,7 +39,8 @@ class Fairlead(Rule, frozen=True):
             )
             return latency_ms / c.success_probability * penalty**c.attempts
 
-        return Ranking(least_first(candidates, cost_ms, tie_width=self.tie_ms))
+        order = least_first(candidates, cost_ms, tie_width=self.tie_ms)
+        return Ranking(order, "affinity" if order[0].candidate.is_host else "cost")
 
     def explain(self, request: RequestFacts, candidate: Candidate) -> CostTerms:
         c = candidate

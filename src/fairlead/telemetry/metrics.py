@@ -62,6 +62,11 @@ class FairleadCollector(Collector):
         )
         yield _counter("fairlead_attempts", "Requests sent to a model, first tries and retries", recorder.attempts)
         yield _counter("fairlead_prompt_tokens", "Prompt tokens sent to a model, estimated", recorder.prompt_tokens)
+        yield _counter(
+            "fairlead_prefix_hit_tokens",
+            "Those of them that the router expected in the endpoint's prefix cache",
+            recorder.prefix_hit_tokens,
+        )
 
     def _pool(self) -> Iterator[Metric]:
         inflight = GaugeMetricFamily("fairlead_inflight_requests", "Requests sent and not ended", labels=("endpoint",))

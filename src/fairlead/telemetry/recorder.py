@@ -67,6 +67,7 @@ class Recorder:
         self.durations: dict[str, Histogram] = {}  # by model
         self.attempts: dict[str, int] = {}  # by model
         self.prompt_tokens: dict[str, int] = {}  # by model
+        self.prefix_hit_tokens: dict[str, int] = {}  # by model
         self.decision_seconds = Histogram(DECISION_SECONDS)
         self.cost_ms = {term: Histogram(COST_MILLISECONDS) for term in COST_TERMS}
         self.first_token_seconds: dict[str, Histogram] = {}  # by model, of observed answers
@@ -79,6 +80,7 @@ class Recorder:
         model, best = decision.model, decision.best
         self.attempts[model] = self.attempts.get(model, 0) + 1
         self.prompt_tokens[model] = self.prompt_tokens.get(model, 0) + request.tokens
+        self.prefix_hit_tokens[model] = self.prefix_hit_tokens.get(model, 0) + decision.cached_tokens
         self.decision_seconds.observe(duration_s)
         terms = best[0].terms if best else None
         if terms is not None:

@@ -1,0 +1,372 @@
+"""The prefix index: which endpoint holds how many blocks of a prompt's prefix, as far as routing history tells.
+
+Prompts are kept as runs: a run is a piece of a hash chain (`core.prefix`), eight bytes a block, which endpoints share.
+What one endpoint holds of a run is a hold: the run's blocks up to `end`, all last used by the same request. A prompt
+that leaves a run in its middle goes on in another run, found by the hash of its first block. As a block's hash stands
+for all before it, one comparison tells that a whole run matches, and a bisection where a prompt leaves it: the time of
+a lookup grows with the runs on its path and the endpoints that hold them, not with the prompt.
+
+An endpoint's holds stand in order of use, a prompt's tail before its head, so evicting the oldest never leaves a hole:
+this is least-recently-used by block, as engines evict, at the price of runs. What may be much at once, such as all that
+a restarted engine held, is given back a little at each insert.
+
+Runs and holds are invisible to the garbage collector (a full collection would otherwise stop every request for as long
+as the index is large), so an index takes itself apart when it goes. It is a guess: what an engine evicted out of turn,
+or never cached, it does not know.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from struct import Struct
+from sys import getsizeof
+from typing import Final
+
+import msgspec
+
+DEFAULT_MAX_BYTES: Final = 256 * 1024 * 1024
+DEFAULT_BLOCKS: Final = 4096  # of 512 bytes: some 500,000 tokens, the KV cache of an 8B model on one 80 GB card
+DEFAULT_TTL_S: Final = 1200.0
+
+# Bytes of the small objects, as allocated (in steps of 16). Containers are asked for their size instead.
+_INT: Final = 48
+_RUN_BYTES: Final = 48 + 2 * _INT  # the run, its depth, the key that finds it
+_HOLD_BYTES: Final = 64 + _INT + 32  # the hold, its end, its time
+
+_BLOCK: Final = 8  # bytes of a hash; an `array` would be seen by the garbage collector
+_hash_at: Final = Struct("@Q").unpack_from
+
+_SHARDS: Final = 256  # growing a table copies it: many small ones, so that no request waits for a large one
+_GIVEN_BACK_AT_ONCE: Final = 8  # expired or forgotten holds, at each insert
+
+
+class _Run(msgspec.Struct, gc=False, eq=False):
+    depth: int  # blocks of the prompt before it
+    blocks: bytearray  # the hashes, packed
+    holds: dict[str, _Hold]  # by address
+
+    @property
+    def end(self) -> int:
+        return self.depth + len(self.blocks) // _BLOCK
+
+    @property
+    def key(self) -> int:
+        first: int = _hash_at(self.blocks)[0]
+        return first
+
+
+class _Hold(msgspec.Struct, gc=False, eq=False):
+    run: _Run
+    owner: _Owner
+    end: int  # absolute; everything of the prompt before it is held too
+    used_s: float
+    older: _Hold | None = None
+    newer: _Hold | None = None
+
+    @property
+    def held(self) -> int:
+        return self.end - self.run.depth
+
+
+class _Owner:
+    """One endpoint's holds, from the least to the most recently used."""
+
+    __slots__ = ("address", "blocks", "capacity", "is_by_age", "is_forgotten", "newest", "oldest")
+
+    def __init__(self, address: str, capacity: int) -> None:
+        self.address = address
+        self.capacity = capacity
+        self.blocks = 0
+        self.oldest: _Hold | None = None
+        self.newest: _Hold | None = None
+        self.is_forgotten = False
+        self.is_by_age = False  # has an entry in the index's order of owners
+
+    def link(self, hold: _Hold, newer: _Hold | None) -> None:
+        """Put `hold` just before `newer` in the order of use; None: it is the most recently used."""
+        older = self.newest if newer is None else newer.older
+        hold.older, hold.newer = older, newer
+        if older is None:
+            self.oldest = hold
+        else:
+            older.newer = hold
+        if newer is None:
+            self.newest = hold
+        else:
+            newer.older = hold
+
+    def unlink(self, hold: _Hold) -> None:
+        older, newer = hold.older, hold.newer
+        if older is None:
+            self.oldest = newer
+        else:
+            older.newer = newer
+        if newer is None:
+            self.newest = older
+        else:
+            newer.older = older
+
+
+class PrefixIndex:
+    """Blocks held by endpoint. `now_s` is the caller's clock, and must not run backwards by much."""
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        default_blocks: int = DEFAULT_BLOCKS,
+        ttl_s: float = DEFAULT_TTL_S,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._default_blocks = default_blocks
+        self._ttl_s = ttl_s
+        self._runs: tuple[dict[int, _Run], ...] = tuple({} for _ in range(_SHARDS))  # by the hash of their first block
+        self._owners: dict[str, _Owner] = {}
+        self._forgotten: list[_Owner] = []
+        # A heap of owners by the age of their oldest hold. Ages are of when they were written, so lower bounds.
+        self._by_age: list[tuple[float, str, _Owner]] = []
+        self.used_bytes = sum(map(getsizeof, self._runs))  # of memory; at most `max_bytes` between calls
+
+    def __del__(self) -> None:
+        for owner in (*self._owners.values(), *self._forgotten):
+            while owner.oldest is not None:
+                hold = owner.oldest
+                owner.unlink(hold)
+                hold.run.holds.pop(owner.address, None)
+
+    # ---- what is asked ------------------------------------------------------------------------------------------
+
+    def match(self, chain: Sequence[int], now_s: float) -> Mapping[str, int]:
+        """How many blocks of `chain`, from its first, each endpoint holds; endpoints that hold none are absent."""
+        found: dict[str, int] = {}
+        used_after_s = now_s - self._ttl_s
+        for run, end in self._path(chain):
+            for address, hold in run.holds.items():
+                if hold.used_s > used_after_s and not hold.owner.is_forgotten:
+                    held = hold.end
+                    found[address] = held if held < end else end
+        return found
+
+    def blocks(self, address: str) -> int:
+        """Blocks kept for one endpoint, of all prompts; among them some that have just expired."""
+        owner = self._owners.get(address)
+        return 0 if owner is None else owner.blocks
+
+    # ---- what is told -------------------------------------------------------------------------------------------
+
+    def insert(self, chain: Sequence[int], address: str, now_s: float) -> None:
+        """The endpoint gets a prompt with this chain, and will hold it as the most recently used."""
+        if not chain:
+            return
+        owner = self._owners.get(address) or self._own(address)
+        # The deepest first: the head is used last, and so evicted last.
+        for run, end in reversed(self._extended(chain)):
+            self._use(run, end, owner, now_s)
+        self._evict_to_capacity(owner)
+        self._give_back(owner, now_s)
+        if not owner.is_by_age and owner.oldest is not None:
+            heappush(self._by_age, (owner.oldest.used_s, address, owner))
+            owner.is_by_age = True
+        while self.used_bytes > self._max_bytes and (oldest := self._oldest_of_all()) is not None:
+            self._drop(oldest)
+
+    def forget(self, address: str) -> None:
+        """The engine there restarted, cleared its cache or is gone: it holds nothing. Its capacity stays."""
+        owner = self._owners.get(address)
+        if owner is None or owner.oldest is None:
+            return
+        owner.is_forgotten = True
+        self._forgotten.append(owner)
+        self._by_age = [entry for entry in self._by_age if entry[2] is not owner]
+        heapify(self._by_age)
+        self._owners[address] = _Owner(address, owner.capacity)
+
+    def set_capacity(self, address: str, blocks: int) -> None:
+        """What the endpoint's KV cache can hold, in blocks of `core.prefix`; less than now evicts at once."""
+        owner = self._owners.get(address) or self._own(address)
+        owner.capacity = max(0, blocks)
+        self._evict_to_capacity(owner)
+
+    # ---- runs ---------------------------------------------------------------------------------------------------
+
+    def _path(self, chain: Sequence[int]) -> list[tuple[_Run, int]]:
+        """The runs that `chain` follows, each with the blocks of `chain` known up to where it leaves the run."""
+        path: list[tuple[_Run, int]] = []
+        runs, length, depth = self._runs, len(chain), 0
+        while depth < length:
+            block = chain[depth]
+            run = runs[block % _SHARDS].get(block)
+            if run is None or run.depth != depth:  # another depth: two prompts with the same 64 bits
+                break
+            blocks = run.blocks
+            size = len(blocks) // _BLOCK
+            if depth + size <= length and _hash_at(blocks, len(blocks) - _BLOCK)[0] == chain[depth + size - 1]:
+                depth += size
+            else:
+                same, other = 0, min(size, length - depth)  # positions in the run; the first is the same
+                if other == length - depth and _hash_at(blocks, (other - 1) * _BLOCK)[0] == chain[-1]:
+                    same = other - 1
+                while other - same > 1:
+                    middle = (same + other) // 2
+                    if _hash_at(blocks, middle * _BLOCK)[0] == chain[depth + middle]:
+                        same = middle
+                    else:
+                        other = middle
+                depth += same + 1
+            path.append((run, depth))
+        return path
+
+    def _extended(self, chain: Sequence[int]) -> list[tuple[_Run, int]]:
+        """The path of `chain`, after what was missing of it is added: to the last run's end, or as a new run."""
+        path = self._path(chain)
+        run, end = path[-1] if path else (None, 0)
+        if end == len(chain):
+            return path
+        new = bytearray(array("Q", chain[end:]))
+        if run is not None and end == run.end:
+            before = getsizeof(run.blocks)
+            run.blocks.extend(new)
+            self.used_bytes += getsizeof(run.blocks) - before
+            path[-1] = (run, len(chain))
+        elif (run := self._new_run(end, new)) is not None:
+            path.append((run, len(chain)))
+        return path
+
+    def _new_run(self, depth: int, blocks: bytearray) -> _Run | None:
+        run = _Run(depth, blocks, {})
+        key = run.key
+        shard = self._runs[key % _SHARDS]
+        if key in shard:  # at another depth: see `_path`
+            return None
+        before = getsizeof(shard)
+        shard[key] = run
+        self.used_bytes += getsizeof(shard) - before + _RUN_BYTES + getsizeof(blocks) + getsizeof(run.holds)
+        return run
+
+    def _split(self, run: _Run, depth: int) -> None:
+        """Make a run of its own of the blocks from `depth` on, with the holds that reach them."""
+        at = depth - run.depth
+        tail = self._new_run(depth, run.blocks[at * _BLOCK :])
+        if tail is None:
+            return
+        self._cut(run, at)
+        for hold in run.holds.values():
+            if hold.end > depth:
+                self._hold(tail, hold.end, hold.owner, hold.used_s, newer=hold)
+                hold.end = depth
+
+    def _cut(self, run: _Run, size: int) -> None:
+        before = getsizeof(run.blocks)
+        del run.blocks[size * _BLOCK :]
+        self.used_bytes += getsizeof(run.blocks) - before
+
+    # ---- holds --------------------------------------------------------------------------------------------------
+
+    def _use(self, run: _Run, end: int, owner: _Owner, now_s: float) -> None:
+        hold = run.holds.get(owner.address)
+        if hold is not None and hold.owner is not owner:
+            self._take_over(hold, end, owner, now_s)
+            return
+        if hold is None:
+            self._hold(run, end, owner, now_s, newer=None)
+            owner.blocks += end - run.depth
+            return
+        if hold.end > end:
+            self._split(run, end)  # the rest was not used now, and ages
+        else:
+            owner.blocks += end - hold.end
+            hold.end = end
+        hold.used_s = now_s
+        if hold.newer is not None:
+            owner.unlink(hold)
+            owner.link(hold, None)
+
+    def _take_over(self, hold: _Hold, end: int, owner: _Owner, now_s: float) -> None:
+        """The hold is of before the engine restarted: it becomes what the restarted one holds."""
+        before = hold.end
+        hold.owner.unlink(hold)
+        hold.owner.blocks -= hold.held
+        hold.owner, hold.end, hold.used_s = owner, end, now_s
+        owner.link(hold, None)
+        owner.blocks += hold.held
+        if before > end:
+            self._trim(hold.run, before)
+
+    def _hold(self, run: _Run, end: int, owner: _Owner, used_s: float, newer: _Hold | None) -> None:
+        hold = _Hold(run, owner, end, used_s)
+        owner.link(hold, newer)
+        before = getsizeof(run.holds)
+        run.holds[owner.address] = hold
+        self.used_bytes += getsizeof(run.holds) - before + _HOLD_BYTES
+
+    def _drop(self, hold: _Hold) -> None:
+        run, owner = hold.run, hold.owner
+        owner.unlink(hold)
+        owner.blocks -= hold.held
+        del run.holds[owner.address]
+        self.used_bytes -= _HOLD_BYTES
+        if run.holds:
+            self._trim(run, hold.end)
+        else:
+            key = run.key
+            del self._runs[key % _SHARDS][key]
+            self.used_bytes -= _RUN_BYTES + getsizeof(run.blocks) + getsizeof(run.holds)
+
+    def _trim(self, run: _Run, freed_end: int) -> None:
+        """Somebody no longer holds `run` up to `freed_end`: keep what anybody else holds."""
+        if freed_end == run.end:
+            self._cut(run, max(hold.end for hold in run.holds.values()) - run.depth)
+
+    # ---- eviction -----------------------------------------------------------------------------------------------
+
+    def _own(self, address: str) -> _Owner:
+        owner = self._owners[address] = _Owner(address, self._default_blocks)
+        return owner
+
+    def _evict_to_capacity(self, owner: _Owner) -> None:
+        while owner.blocks > owner.capacity and (hold := owner.oldest) is not None:
+            spare = owner.blocks - owner.capacity
+            if spare >= hold.held:
+                self._drop(hold)
+            else:
+                end = hold.end
+                hold.end -= spare
+                owner.blocks -= spare
+                self._trim(hold.run, end)
+
+    def _give_back(self, owner: _Owner, now_s: float) -> None:
+        """Drop a few holds that count no more: all of forgotten owners, and the expired ones of `owner`."""
+        for _ in range(_GIVEN_BACK_AT_ONCE):
+            if self._forgotten:
+                hold = self._oldest_forgotten()
+            else:
+                hold = owner.oldest
+                if hold is not None and hold.used_s > now_s - self._ttl_s:
+                    return
+            if hold is not None:
+                self._drop(hold)
+
+    def _oldest_forgotten(self) -> _Hold | None:
+        hold = self._forgotten[-1].oldest
+        if hold is None:
+            self._forgotten.pop()
+        return hold
+
+    def _oldest_of_all(self) -> _Hold | None:
+        """The hold to drop when memory is short: a forgotten one, else the least recently used of all endpoints."""
+        while self._forgotten:
+            if (hold := self._oldest_forgotten()) is not None:
+                return hold
+        while self._by_age:
+            age_s, address, owner = self._by_age[0]
+            hold = owner.oldest
+            if hold is None:
+                heappop(self._by_age)
+                owner.is_by_age = False
+            elif hold.used_s > age_s:
+                heapreplace(self._by_age, (hold.used_s, address, owner))
+            else:
+                return hold
+        return None
