@@ -119,3 +119,14 @@ def test_a_generation_path_is_known_in_every_form_that_an_engine_accepts(path: s
 
 def test_other_paths_are_not_read() -> None:
     assert generation_path("/v1/audio/speech") is None
+
+
+def test_a_tool_result_may_hold_an_image() -> None:
+    image = {"type": "image", "source": {"type": "base64", "data": "A" * 50_000}}
+    result = {"type": "tool_result", "content": [image, {"type": "text", "text": "needle"}]}
+    prompt = read("/v1/messages", messages=[{"role": "user", "content": [result]}])
+    assert (prompt.media, b"needle" in prompt.text, len(prompt.text) < 300) == (1, True, True)
+
+
+def test_a_list_that_mixes_objects_with_other_values_is_left_to_the_engine() -> None:
+    assert b"needle" in read("/v1/responses", input=[{"role": "user"}, "needle", 3]).text

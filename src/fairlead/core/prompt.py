@@ -19,8 +19,11 @@ GENERATION_PATHS: Final = frozenset(
 _MODEL_OPTIONAL_PATHS: Final = frozenset({"/generate"})  # SGLang's own API does not name the model
 
 MEDIA_TOKENS: Final = 1000  # an image or a clip, whatever its bytes
-_MEDIA_RUN: Final = re.compile(rb"[A-Za-z0-9+/=_\-]{1024,}")  # base64 data; no prose has words this long
+_MEDIA_KEYS: Final = frozenset(
+    {"image_url", "image", "input_audio", "audio_url", "video_url", "file", "file_data", "source"}
+)
 _SEPARATOR: Final = b"\x1f"
+_USER: Final = b'"user"'
 
 
 class Malformed(msgspec.Struct, frozen=True):
@@ -42,31 +45,39 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     has_kv_transfer_params: bool
 
 
+_Slice = msgspec.Raw | msgspec.UnsetType  # of the body, undecoded
+_Piece = msgspec.Raw | bytes
+_UNSET: Final = msgspec.UNSET
+_OPENING_BRACKET: Final = ord("[")
+
+
 class _Message(msgspec.Struct, gc=False):
-    role: Any = None
-    content: msgspec.Raw = msgspec.Raw()
-    tool_calls: msgspec.Raw = msgspec.Raw()
+    role: _Slice = _UNSET
+    content: _Slice = _UNSET
+    tool_calls: _Slice = _UNSET
 
 
 class _Body(msgspec.Struct, gc=False):
     model: str | None = None
     messages: list[_Message] | None = None
-    system: msgspec.Raw = msgspec.Raw()  # Anthropic
-    instructions: msgspec.Raw = msgspec.Raw()  # Responses
-    tools: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()  # completions
-    input: msgspec.Raw = msgspec.Raw()  # Responses, embeddings
-    text: msgspec.Raw = msgspec.Raw()  # SGLang
-    input_ids: msgspec.Raw = msgspec.Raw()  # SGLang
+    system: _Slice = _UNSET  # Anthropic
+    instructions: _Slice = _UNSET  # Responses
+    tools: _Slice = _UNSET
+    prompt: _Slice = _UNSET  # completions
+    input: _Slice = _UNSET  # Responses, embeddings
+    text: _Slice = _UNSET  # SGLang
+    input_ids: _Slice = _UNSET  # SGLang
     max_tokens: Any = None
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
     sampling_params: Any = None
     metadata: Any = None
-    kv_transfer_params: msgspec.Raw = msgspec.Raw()
+    kv_transfer_params: _Slice = _UNSET
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+_decode_parts = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_LIST_OF_OBJECTS: Final = re.compile(rb"\s*\[\s*\{")
 
 
 def generation_path(path: str) -> str | None:
@@ -90,39 +101,67 @@ def parse(body: bytes, path: str) -> Prompt | Malformed:
         return Malformed(
             "The body names no model; set model to a served model or a route (see GET /v1/models)", "model"
         )
-    pieces, user_text = _pieces(read)
+    pieces, user_text, media = _pieces(read)
     text = _SEPARATOR.join(pieces)
-    media = 0
-    if b"base64" in text or b"input_audio" in text:
-        text, media = _MEDIA_RUN.subn(_digest, text)
     return Prompt(
         model=read.model,
         text=text,
-        user_text=user_text if user_text is not None else text,
+        user_text=text if user_text is None else bytes(user_text),
         media=media,
         attempted_models=_attempted(read.metadata),
         max_output_tokens=_output_limit(read),
-        has_kv_transfer_params=len(memoryview(read.kv_transfer_params)) > 0,
+        has_kv_transfer_params=read.kv_transfer_params is not _UNSET,
     )
 
 
-def _pieces(read: _Body) -> tuple[list[bytes], bytes | None]:
-    """The prompt's parts in the order in which chat templates place them, and the last user message."""
-    pieces = [bytes(part) for part in (read.tools, read.instructions, read.system)]
-    user_text = None
+def _pieces(read: _Body) -> tuple[list[_Piece], _Piece | None, int]:
+    """The prompt's parts in the order in which chat templates place them, the last user message, and media."""
+    pieces: list[_Piece] = []
+    user_text: _Piece | None = None
+    media = 0
+    if read.tools is not _UNSET:
+        pieces.append(read.tools)
+    for part in (read.instructions, read.system):
+        if part is not _UNSET:
+            media += _add(part, pieces)
     for message in read.messages or ():
-        content = bytes(message.content)
-        pieces.append(str(message.role).encode(errors="replace"))
-        pieces.append(content)
-        pieces.append(bytes(message.tool_calls))
-        if message.role == "user":
-            user_text = content
-    pieces.extend([bytes(part) for part in (read.prompt, read.input, read.text, read.input_ids)])
-    return [piece for piece in pieces if piece], user_text
+        role, content, tool_calls = message.role, message.content, message.tool_calls
+        if role is not _UNSET:
+            pieces.append(role)
+        if content is not _UNSET:
+            media += _add(content, pieces)
+            if role is not _UNSET and bytes(role) == _USER:
+                user_text = content
+        if tool_calls is not _UNSET:
+            pieces.append(tool_calls)
+    for part in (read.prompt, read.input, read.text, read.input_ids):
+        if part is not _UNSET:
+            media += _add(part, pieces)
+    return pieces, user_text, media
 
 
-def _digest(run: re.Match[bytes]) -> bytes:
-    return xxhash.xxh3_64_digest(run.group())
+def _add(value: msgspec.Raw, pieces: list[_Piece]) -> int:
+    """Append the text of a JSON value; images and clips, counted, are stood for by a digest of their bytes."""
+    view = memoryview(value)
+    if view[0] != _OPENING_BRACKET or not _LIST_OF_OBJECTS.match(view):
+        pieces.append(value)
+        return 0
+    try:
+        parts = _decode_parts(view)
+    except msgspec.ValidationError:  # objects mixed with other values: for the engine to judge
+        pieces.append(value)
+        return 0
+    media = 0
+    for part in parts:
+        for key, inner in part.items():
+            if key in _MEDIA_KEYS:
+                pieces.append(xxhash.xxh3_64_digest(memoryview(inner)))
+                media += 1
+            elif key == "content":  # of a tool's result, or of an item of the Responses API
+                media += _add(inner, pieces)
+            else:
+                pieces.append(inner)
+    return media
 
 
 def _attempted(metadata: Any) -> tuple[str, ...]:
