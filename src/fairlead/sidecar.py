@@ -32,6 +32,7 @@ from fairlead.pool_setup import make_pool
 from fairlead.telemetry.admin import admin_app
 from fairlead.telemetry.metrics import FairleadCollector
 from fairlead.telemetry.recorder import Recorder
+from fairlead.telemetry.views import Sources
 
 _WATCH_S = 0.5
 _FAULT_LOG_S = 5.0
@@ -84,7 +85,17 @@ class Sidecar:
             message = f"listen.grpc: {self.config.listen.grpc} cannot be used; is another sidecar running there?"
             raise UserError(message) from None
         collector = FairleadCollector(self.router, self.recorder, self.learner, lambda: self._processor.running_streams)
-        app = admin_app(self.recorder, collector, lambda: not self._draining, self._shown_config)
+        sources = Sources(
+            router=self.router,
+            recorder=self.recorder,
+            learner=self.learner,
+            ready=lambda: not self._draining,
+            config=self._shown_config,
+            policy_name=lambda: self.config.policy.name,
+            running_streams=lambda: self._processor.running_streams,
+            clock_s=time.perf_counter,
+        )
+        app = admin_app(sources, collector)
         self._admin = web.AppRunner(app, access_log=None)
         await self._admin.setup()
         host, port = host_and_port(self.config.listen.admin)

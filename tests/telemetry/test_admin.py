@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
 
+from fairlead.core.facts import session_key
+from fairlead.core.learning import LEAST_SAMPLES, Observation
+from fairlead.core.reported import EngineIdentity, EngineReport
+from fairlead.sidecar import Sidecar
 from fairlead.telemetry.admin import admin_app
 from fairlead.telemetry.metrics import FairleadCollector
 from fairlead.telemetry.recorder import KEPT_DECISIONS
-from tests.extproc.world import Conversation, chat, request_body, request_headers, response_headers, response_trailers
+from fairlead.telemetry.views import Sources
+from tests.extproc.world import (
+    Conversation,
+    chat,
+    make_shared,
+    request_body,
+    request_headers,
+    response_headers,
+    response_trailers,
+)
+from tests.gateway.world import free_ports
 
 Client = TestClient[Any, Any]
 
@@ -21,12 +41,37 @@ def conversation() -> Conversation:
     return Conversation()
 
 
+class Clock:
+    """What time it is at the request path."""
+
+    now_s = 100.0
+
+
 @pytest.fixture
-async def admin(conversation: Conversation) -> AsyncIterator[Client]:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def config() -> dict[str, Any]:
+    return {"sessions": {"headers": ["x-session-id"]}, "tenants": {"header": None}}
+
+
+@pytest.fixture
+async def admin(conversation: Conversation, clock: Clock, config: dict[str, Any]) -> AsyncIterator[Client]:
     shared = conversation.shared
     collector = FairleadCollector(shared.router, shared.recorder, shared.learner, lambda: 0)
-    app = admin_app(shared.recorder, collector, lambda: shared.router.pool.knows("small"), lambda: {"routes": {}})
-    async with TestClient(TestServer(app)) as client:
+    sources = Sources(
+        router=shared.router,
+        recorder=shared.recorder,
+        learner=shared.learner,
+        ready=lambda: shared.router.pool.knows("small"),
+        config=lambda: config,
+        policy_name=lambda: "fairlead",
+        running_streams=lambda: 3,
+        clock_s=lambda: clock.now_s,
+    )
+    async with TestClient(TestServer(admin_app(sources, collector))) as client:
         yield client
 
 
@@ -57,3 +102,130 @@ async def test_only_the_last_decisions_are_kept(conversation: Conversation) -> N
         one.say(request_headers(), request_body(chat()))
         one.stream.close()
     assert len(conversation.shared.recorder.decisions) == KEPT_DECISIONS
+
+
+async def test_endpoints_show_load_cache_sessions_and_what_the_engine_says(
+    admin: Client, conversation: Conversation, clock: Clock
+) -> None:
+    first = conversation.endpoints["10.0.0.3:1"]
+    first.rtt_ms = 1.5
+    first.identified(EngineIdentity("0.32.0", ("large",), 8192))
+    first.reported = EngineReport(running_requests=2, kv_usage=0.25, read_s=clock.now_s - 2, stale=False)
+    prompt = {"messages": [{"role": "user", "content": "long ago " * 500}]}
+    for _ in range(2):  # the second finds the first one's prefix
+        one = Conversation(conversation.shared)
+        one.say(request_headers(extra={"x-session-id": "s"}), request_body(chat("large", **prompt)))
+    pool = (await (await admin.get("/debug/endpoints")).json())["endpoints"]
+    assert [shown["address"] for shown in pool] == ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"]
+    shown = pool[2]
+    assert {name: shown[name] for name in ("model", "version", "max_model_len", "healthy", "rtt_ms", "sessions")} == {
+        "model": "large",
+        "version": "0.32.0",
+        "max_model_len": 8192,
+        "healthy": True,
+        "rtt_ms": 1.5,
+        "sessions": 1,
+    }
+    assert (shown["inflight_requests"], shown["decisions"], shown["indexed_blocks"]) == (2, 2, 8)
+    assert 0 < shown["prefix_hit_tokens"] <= shown["prompt_tokens"] / 2
+    assert shown["pending_prefill_tokens"] == shown["prompt_tokens"] - shown["prefix_hit_tokens"]
+    assert (shown["reported"]["running_requests"], shown["reported"]["read_ago_s"]) == (2, 2)
+    assert shown["reported"]["waiting_requests"] is None  # unknown is not 0
+
+
+async def test_a_restarted_endpoint_has_nothing_cached(admin: Client, conversation: Conversation) -> None:
+    conversation.say(request_headers(), request_body(chat("large", user="x" * 4096)))
+    endpoint = conversation.endpoints["10.0.0.3:1"]
+    endpoint.generation += 1
+    shown = (await (await admin.get("/debug/endpoints")).json())["endpoints"][2]
+    assert (shown["restarts"], shown["indexed_blocks"], shown["cached_tokens"]) == (1, 0, 0)
+
+
+async def test_constants_say_whether_answers_taught_them(admin: Client, conversation: Conversation) -> None:
+    seen = Observation("large", "en", 1000, 1.0, 0, 0.0, first_token_ms=50.0, prompt_tokens=1000, cached_tokens=0)
+    for _ in range(LEAST_SAMPLES):
+        conversation.shared.learner.observe(seen, conversation.shared.router.pool)
+    pool = (await (await admin.get("/debug/endpoints")).json())["endpoints"]
+    assert pool[2]["prefill"] == {"ms_per_token": 0.05, "samples": LEAST_SAMPLES, "learned": True}
+    assert pool[0]["prefill"] == {"ms_per_token": 0.1, "samples": 0, "learned": False}
+
+
+async def test_a_session_shows_where_it_lives_and_for_how_long(
+    admin: Client, conversation: Conversation, clock: Clock
+) -> None:
+    conversation.say(request_headers(extra={"x-session-id": "ünï/code d"}), request_body(chat("large")))
+    clock.now_s += 60
+    shown = await (await admin.get(f"/debug/sessions/{quote('ünï/code d', safe='')}")).json()
+    assert shown == {
+        "endpoint": "10.0.0.3:1",
+        "model": "large",
+        "healthy": True,
+        "bound_for_s": shown["idle_s"],
+        "idle_s": 160,  # the conversation's clock stands at 0
+        "expires_in_s": 3440,
+    }
+
+
+async def test_a_session_is_found_with_its_tenant_only(admin: Client, conversation: Conversation) -> None:
+    key = session_key(b"s", b"acme")
+    conversation.shared.router.sessions.bind(key, "10.0.0.1:1", 100.0)
+    assert (await admin.get("/debug/sessions/s?tenant=acme")).status == 200
+    assert (await admin.get("/debug/sessions/s?tenant=other")).status == 404
+
+
+@pytest.mark.parametrize("unknown", ["nobody", "%FF%00", "a" * 4000, "%F0%9F%92%A9", "<script>"])
+async def test_a_session_that_is_not_known_is_answered_with_a_sentence(admin: Client, unknown: str) -> None:
+    response = await admin.get(URL(f"/debug/sessions/{unknown}", encoded=True))
+    text = await response.text()
+    assert (response.status, response.content_type) == (404, "text/plain")
+    assert text.startswith("this sidecar knows no such session: it never came, was idle for more than 3600 s")
+    assert "x-session-id" in text
+    assert "script" not in text
+
+
+async def test_with_tenants_the_sentence_says_what_to_add(admin: Client, config: dict[str, Any]) -> None:
+    config["tenants"] = {"header": "x-tenant"}
+    assert "add ?tenant= and the value of x-tenant" in await (await admin.get("/debug/sessions/s")).text()
+    assert "add ?tenant=" not in await (await admin.get("/debug/sessions/s?tenant=t")).text()
+
+
+async def test_status_counts_requests_by_what_became_of_them(admin: Client, conversation: Conversation) -> None:
+    for code in (200, 200, 404, 503):
+        one = Conversation(conversation.shared)
+        one.say(request_headers(), request_body(chat("large")), response_headers(code), response_trailers())
+    left = Conversation(conversation.shared)
+    left.say(request_headers(), request_body(chat("large")))
+    left.stream.close()
+    Conversation(conversation.shared).say(request_headers(), request_body(chat("no such model")))
+    shown = await (await admin.get("/debug/status")).json()
+    assert shown["requests"] == {"ok": 2, "client_error": 1, "server_error": 1, "client_left": 1, "refused": 1}
+    assert (shown["decisions"], shown["ready"], shown["running_streams"]) == (5, True, 3)
+    assert shown["policy"]["name"] == "fairlead"
+    assert shown["policy"]["parameters"]["retry_penalty"] == 1000.0
+
+
+async def test_no_page_shows_a_prompt_a_session_or_the_store_s_password(tmp_path: Path) -> None:
+    grpc, port = free_ports(2)
+    file = tmp_path / "fairlead.yaml"
+    file.write_text(
+        f"listen: {{grpc: '127.0.0.1:{grpc}', admin: '127.0.0.1:{port}'}}\n"
+        "pool: {endpoints: [{address: '127.0.0.1:1', model: small}]}\n"
+        "sessions: {store: 'redis://user:hush@127.0.0.1:1/0'}\n"
+    )
+    sidecar = Sidecar(file)
+    shared = replace(make_shared(), router=sidecar.router, recorder=sidecar.recorder, clock_s=time.perf_counter)
+    headers = request_headers(extra={"x-session-id": "private-session"})
+    Conversation(shared).say(
+        headers, request_body(chat(messages=[{"role": "user", "content": "private prompt " * 100}]))
+    )
+    await sidecar.start()
+    try:
+        async with ClientSession(f"http://127.0.0.1:{port}") as client:
+            paths = ("config", "status", "endpoints", "decisions", "sessions/private-session")
+            pages = [await (await client.get(f"/debug/{path}")).text() for path in paths]
+            pages.append(await (await client.get("/metrics")).text())
+    finally:
+        await sidecar.drain()
+    assert '"store":"redis://127.0.0.1:1/0"' in pages[0]
+    assert '"endpoint":"127.0.0.1:1"' in pages[4]
+    assert [secret for secret in ("hush", "private") if any(secret in page for page in pages)] == []

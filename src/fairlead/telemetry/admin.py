@@ -5,7 +5,7 @@ It answers anyone who reaches it, so it listens on loopback unless told otherwis
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import islice
 
 import msgspec
 from aiohttp import web
@@ -14,20 +14,22 @@ from prometheus_client.registry import Collector
 
 from fairlead.core.cost import CostTerms
 from fairlead.core.router import Choice
+from fairlead.telemetry import views
 from fairlead.telemetry.metrics import render
-from fairlead.telemetry.recorder import KEPT_DECISIONS, DecisionRecord, Recorder
+from fairlead.telemetry.pages import add_page
+from fairlead.telemetry.recorder import KEPT_DECISIONS, DecisionRecord
+from fairlead.telemetry.views import Sources
 
 
-def admin_app(
-    recorder: Recorder, collector: Collector, ready: Callable[[], bool], config: Callable[[], dict[str, object]]
-) -> web.Application:
-    """The pages. `ready` tells whether new requests are taken, `config` what is in force."""
+def admin_app(sources: Sources, collector: Collector) -> web.Application:
+    """The pages."""
+    recorder = sources.recorder
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def readyz(_: web.Request) -> web.Response:
-        return web.Response(text="ready\n") if ready() else web.Response(status=503, text="draining\n")
+        return web.Response(text="ready\n") if sources.ready() else web.Response(status=503, text="draining\n")
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=render(collector), headers={"content-type": CONTENT_TYPE_LATEST})
@@ -36,23 +38,41 @@ def admin_app(
         wanted = request.query.get("limit", str(KEPT_DECISIONS))
         if not (wanted.isascii() and wanted.isdigit()):
             return web.Response(status=400, text="limit must be a number, for example ?limit=20\n")
-        newest_first = list(recorder.decisions)[::-1][: int(wanted)]
+        newest_first = islice(reversed(recorder.decisions), min(int(wanted[:9]), KEPT_DECISIONS))
         return _json({"decisions": [_shown(record) for record in newest_first]})
 
+    async def endpoints(_: web.Request) -> web.Response:
+        return _json({"endpoints": views.endpoints(sources)})
+
+    async def session(request: web.Request) -> web.Response:
+        tenant = request.query.get("tenant", "")
+        known = views.session(sources, request.match_info["id"], tenant)
+        if known is None:
+            return web.Response(status=404, text=views.no_such_session(sources, tenant) + "\n")
+        return _json(known)
+
+    async def status(_: web.Request) -> web.Response:
+        return _json(views.status(sources))
+
     async def in_force(_: web.Request) -> web.Response:
-        return _json(config())
+        return _json(sources.config())
 
     app = web.Application()
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/debug/decisions", decisions)
+    app.router.add_get("/debug/endpoints", endpoints)
+    app.router.add_get("/debug/sessions/{id:.+}", session)
+    app.router.add_get("/debug/status", status)
     app.router.add_get("/debug/config", in_force)
+    add_page(app)
     return app
 
 
 def _json(document: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+    return web.Response(body=msgspec.json.encode(document), content_type="application/json", headers=headers)
 
 
 def _shown(record: DecisionRecord) -> dict[str, object]:

@@ -40,6 +40,10 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
 
 class DecisionRecord(msgspec.Struct, frozen=True, gc=False):
     """One decision as the admin page shows it. It holds no prompt text and no session id."""
@@ -58,6 +62,17 @@ class DecisionRecord(msgspec.Struct, frozen=True, gc=False):
     best: tuple[Choice, ...]
 
 
+class EndpointCounts:
+    """What one endpoint was chosen for, since the start. Retries of the gateway elsewhere do not change it."""
+
+    __slots__ = ("decisions", "prefix_hit_tokens", "prompt_tokens")
+
+    def __init__(self) -> None:
+        self.decisions = 0
+        self.prompt_tokens = 0
+        self.prefix_hit_tokens = 0
+
+
 class Recorder:
     """Written by the request path, read by the admin server on the same event loop."""
 
@@ -68,6 +83,7 @@ class Recorder:
         self.attempts: dict[str, int] = {}  # by model
         self.prompt_tokens: dict[str, int] = {}  # by model
         self.prefix_hit_tokens: dict[str, int] = {}  # by model
+        self.by_endpoint: dict[str, EndpointCounts] = {}  # by address
         self.decision_seconds = Histogram(DECISION_SECONDS)
         self.cost_ms = {term: Histogram(COST_MILLISECONDS) for term in COST_TERMS}
         self.first_token_seconds: dict[str, Histogram] = {}  # by model, of observed answers
@@ -81,6 +97,13 @@ class Recorder:
         self.attempts[model] = self.attempts.get(model, 0) + 1
         self.prompt_tokens[model] = self.prompt_tokens.get(model, 0) + request.tokens
         self.prefix_hit_tokens[model] = self.prefix_hit_tokens.get(model, 0) + decision.cached_tokens
+        address = decision.addresses[0]
+        counts = self.by_endpoint.get(address)
+        if counts is None:
+            counts = self.by_endpoint[address] = EndpointCounts()
+        counts.decisions += 1
+        counts.prompt_tokens += request.tokens
+        counts.prefix_hit_tokens += decision.cached_tokens
         self.decision_seconds.observe(duration_s)
         terms = best[0].terms if best else None
         if terms is not None:
