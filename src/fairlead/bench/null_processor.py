@@ -15,7 +15,6 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from fairlead.extproc import headers as h
 from fairlead.extproc import replies
 from fairlead.extproc.pb.ext_proc_pb2 import ProcessingRequest
 from fairlead.extproc.server import SERVICE
@@ -25,18 +24,10 @@ _MOST_MESSAGE_BYTES = 33 << 20  # as the sidecar with its default configuration
 
 def constant_replies(addresses: list[str]) -> dict[str, bytes]:
     """The reply to each kind of message, with the headers that Fairlead sets."""
-    destination = ",".join(addresses)
-    routed = [(h.DESTINATION, destination.encode()), (h.REQUEST_ID, b"bench")]
-    answered = (
-        (h.MODEL, b"bench-model"),
-        (h.ENDPOINT, addresses[0].encode()),
-        (h.DECISION, b"cost"),
-        (h.REQUEST_ID, b"bench"),
-    )
     return {
         "request_headers": replies.REQUEST_HEADERS,
-        "request_body": replies.routed_body(destination, routed, (), None),
-        "response_headers": replies.response_headers(answered),
+        "request_body": replies.routed_body(",".join(addresses), (), (), None),
+        "response_headers": replies.response_headers("bench-model", addresses[0], "cost", b"bench-request"),
         "response_trailers": replies.RESPONSE_TRAILERS,
     }
 

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from fairlead.bench import decision, through_envoy
 from fairlead.bench.machine import this_machine
 from fairlead.bench.report import Report
+from fairlead.memory import keep_freed_memory
 
 
 class Effort(msgspec.Struct, frozen=True):
@@ -36,6 +37,7 @@ def run(command: str, seed: int, effort: Effort, *, has_decision: bool, has_envo
     # Two redraws a second: the bar must not take time from what is measured.
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), refresh_per_second=2) as progress:
         if has_decision:
+            keep_freed_memory()  # as `serve` does
             task = progress.add_task("decisions", total=len(decision.cells()))
             for cell in decision.measure(seed, effort.cell_s, effort.most_repeats):
                 cells.append(cell)

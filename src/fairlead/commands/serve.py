@@ -20,8 +20,10 @@ def serve(
     """Run the sidecar. SIGHUP or a changed file reloads the configuration, SIGTERM drains and ends."""
     import uvloop
 
+    from fairlead.memory import keep_freed_memory
     from fairlead.sidecar import run
     from fairlead.telemetry.logs import set_up_logs
 
+    keep_freed_memory()
     set_up_logs()
     uvloop.run(run(config))

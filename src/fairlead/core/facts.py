@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Final
@@ -16,7 +15,6 @@ from fairlead.core.prompt import MEDIA_TOKENS, Prompt
 EXPECTED_OUTPUT_TOKENS: Final = 256  # where the request sets no limit, or a limit beyond what answers usually take
 MAX_ATTEMPTED: Final = 32  # a longer list says nothing more, and penalty**attempts must stay a float
 
-_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _ESCAPED_BYTES: Final = 6  # of JSON for one character
 
 
@@ -77,7 +75,6 @@ def _sample(raw: bytes) -> str:
     reach = language.SAMPLE_CHARACTERS * _ESCAPED_BYTES
     if len(raw) > 2 * reach:
         raw = raw[:reach] + b"\n" + raw[-reach:]
-    text = raw.decode("utf-8", "ignore")
-    if "\\u" in text:
-        text = _ESCAPE.sub(lambda match: chr(int(match.group(1), 16)), text)
-    return language.sample(text)
+    if b"\\u" in raw:  # JSON's escapes are Python's, but for the slash; all such text is ASCII
+        return language.sample(raw.replace(b"\\/", b"/").decode("unicode_escape", "ignore"))
+    return language.sample(raw.decode("utf-8", "ignore"))

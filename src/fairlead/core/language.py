@@ -28,7 +28,7 @@ _IDENTIFIER = re.compile(r"[0-9A-Za-z_\-]*[0-9][0-9A-Za-z_\-]*|https?://\S+")  #
 
 LATIN_LETTERS_PER_WORD: Final = 4.0  # so that a Latin word weighs as much as a kana or a Chinese character
 KANA_SHARE_OF_JAPANESE: Final = 0.1  # Japanese mixes kanji with kana; Chinese has no kana at all
-SAMPLE_CHARACTERS: Final = 256
+SAMPLE_CHARACTERS: Final = 128  # from either end
 
 
 def sample(text: str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Final
 
+from fairlead.extproc import headers as h
 from fairlead.extproc.pb.ext_proc_pb2 import (
     NONE,
     STREAMED,
@@ -24,9 +26,10 @@ from fairlead.extproc.pb.ext_proc_pb2 import (
 )
 from fairlead.extproc.refusals import HttpAnswer
 
-DESTINATION: Final = "x-gateway-destination-endpoint"
 METADATA_NAMESPACE: Final = "envoy.lb"
 CHUNK_BYTES: Final = 62_000  # Envoy refuses a streamed chunk of 64 KiB or more
+_CACHED_REPLIES: Final = 4096  # of each kind, some 300 bytes each
+_SHORTEST_HOLE, _LONGEST_HOLE = 8, 64  # request ids that a reply is made for in advance; a UUID has 36 characters
 _OVERWRITE: Final = HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 
 REQUEST_HEADERS: Final = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
@@ -50,7 +53,7 @@ def _mutation(headers: Iterable[Header], remove: Iterable[str] = ()) -> HeaderMu
 
 
 def _with_destination(reply: ProcessingResponse, destination: str) -> bytes:
-    reply.dynamic_metadata.get_or_create_struct(METADATA_NAMESPACE)[DESTINATION] = destination
+    reply.dynamic_metadata.get_or_create_struct(METADATA_NAMESPACE)[h.DESTINATION.decode()] = destination
     return reply.SerializeToString()
 
 
@@ -58,7 +61,8 @@ def routed_headers(
     destination: str, headers: Iterable[Header], remove: Iterable[str], *, skip_body: bool = False
 ) -> bytes:
     """Answer to request headers that sends the request to `destination`; `skip_body`: the body need not come here."""
-    common = CommonResponse(header_mutation=_mutation(headers, remove), clear_route_cache=True)
+    mutation = _mutation(((h.DESTINATION, destination.encode()), *headers), remove)
+    common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
     reply = ProcessingResponse(request_headers=HeadersResponse(response=common))
     if skip_body:
         reply.mode_override.CopyFrom(_SKIP_BODY)
@@ -67,14 +71,50 @@ def routed_headers(
 
 def routed_body(destination: str, headers: Iterable[Header], remove: Iterable[str], body: bytes | None) -> bytes:
     """Answer to a buffered request body that sends the request to `destination`; `body` only where it changed."""
-    common = CommonResponse(header_mutation=_mutation(headers, remove), clear_route_cache=True)
+    if not headers and not remove and body is None:
+        return _routed_body_as_it_is(destination)
+    return _routed_body(destination, headers, remove, body)
+
+
+def _routed_body(destination: str, headers: Iterable[Header], remove: Iterable[str], body: bytes | None) -> bytes:
+    mutation = _mutation(((h.DESTINATION, destination.encode()), *headers), remove)
+    common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
     if body is not None:
         common.body_mutation.body = body
     return _with_destination(ProcessingResponse(request_body=BodyResponse(response=common)), destination)
 
 
-def response_headers(headers: Iterable[Header], *, observe: bool = False) -> bytes:
-    """Answer to response headers; `observe` asks Envoy to show the body too, part by part."""
+@lru_cache(maxsize=_CACHED_REPLIES)
+def _routed_body_as_it_is(destination: str) -> bytes:
+    return _routed_body(destination, (), (), None)
+
+
+def response_headers(model: str, endpoint: str, why: str, request_id: bytes, *, observe: bool = False) -> bytes:
+    """Answer to response headers that tells the client what answered and why, and returns its request id.
+
+    `observe` asks Envoy to show the body too, part by part.
+    """
+    if not _SHORTEST_HOLE <= len(request_id) <= _LONGEST_HOLE:
+        return _response_headers(model, endpoint, why, request_id, observe)
+    head, tail = _response_template(model, endpoint, why, len(request_id), observe)
+    return b"".join((head, request_id, tail))
+
+
+@lru_cache(maxsize=_CACHED_REPLIES)
+def _response_template(model: str, endpoint: str, why: str, id_bytes: int, observe: bool) -> tuple[bytes, bytes]:
+    """The serialised reply before and after a request id of this length: to fill it in is cheaper than to build it."""
+    hole = b"\x00" * id_bytes
+    head, _, tail = _response_headers(model, endpoint, why, hole, observe).partition(hole)
+    return head, tail
+
+
+def _response_headers(model: str, endpoint: str, why: str, request_id: bytes, observe: bool) -> bytes:
+    headers = (
+        (h.MODEL, model.encode()),
+        (h.ENDPOINT, endpoint.encode()),
+        (h.DECISION, why.encode()),
+        (h.REQUEST_ID, request_id),
+    )
     common = CommonResponse(header_mutation=_mutation(headers))
     reply = ProcessingResponse(response_headers=HeadersResponse(response=common))
     if observe:

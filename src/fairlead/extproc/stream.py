@@ -201,13 +201,13 @@ class Stream:
         return (replies.routed_headers(destination, headers, removed, skip_body=not self._request_duplex),)
 
     def _settle(self, decision: Decision, route: str) -> tuple[str, list[replies.Header]]:
-        """Keep the decision; the destination to announce, and the headers to set on the request."""
+        """Keep the decision; the destination to announce, and the further headers to set on the request."""
         self._settled = True
         self._decision = decision
         self._route = route
         # Past the end of a short list Envoy would go on with any engine, perhaps of another model: repeat the list.
         destination = ",".join(islice(cycle(decision.addresses), 1 + self._shared.router.fallbacks))
-        return destination, [(h.DESTINATION, destination.encode()), (h.REQUEST_ID, self._request_id)]
+        return destination, [] if self._headers.get(h.REQUEST_ID) else [(h.REQUEST_ID, self._request_id)]
 
     def _refuse(self, answer: HttpAnswer, route: str = "") -> Replies:
         self._settled = True
@@ -230,13 +230,8 @@ class Stream:
             self.close()
         observe = code == HTTP_OK and not ended and self._starts_observing(content_type)
         why = decision.why if address == decision.addresses[0] else "fallback"
-        headers = (
-            (h.MODEL, decision.model.encode()),
-            (h.ENDPOINT, address.encode()),
-            (h.DECISION, why.encode()),
-            (h.REQUEST_ID, self._request_id),
-        )
-        return (replies.response_headers(headers, observe=observe and not self._response_duplex),)
+        observe = observe and not self._response_duplex
+        return (replies.response_headers(decision.model, address, why, self._request_id, observe=observe),)
 
     def _note_outcome(self, decision: Decision, address: str, content_type: bytes) -> None:
         """Tell the endpoints how the request went: Envoy passed over those before the one that served."""
