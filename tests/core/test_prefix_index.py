@@ -135,6 +135,18 @@ def test_a_restarted_endpoint_holds_nothing_and_keeps_its_capacity() -> None:
     assert index.match(prompt("abc"), 3) == {"a:1": 2, "b:1": 3}
 
 
+def test_what_was_last_used_before_the_engines_newest_eviction_is_gone() -> None:
+    index = PrefixIndex()
+    index.insert(prompt("abcdef"), "a:1", 10)
+    index.insert(prompt("abx"), "a:1", 20)
+    index.insert(prompt("abcdef"), "b:1", 10)
+    index.evicted_before("a:1", 15)
+    assert index.match(prompt("abcdef"), 30) == {"a:1": 2, "b:1": 6}
+    assert index.match(prompt("abx"), 30) == {"a:1": 3, "b:1": 2}
+    index.insert(prompt("abcd"), "a:1", 30)
+    assert index.match(prompt("abcdef"), 30) == {"a:1": 4, "b:1": 6}
+
+
 LETTERS = st.text("ab", max_size=9)
 ADDRESSES = ("a:1", "b:1", "c:1")
 
@@ -143,7 +155,7 @@ ADDRESSES = ("a:1", "b:1", "c:1")
 class Step:
     """Something that happens; each kind of it uses the fields it needs."""
 
-    kind: Literal["insert", "forget", "capacity", "wait"]
+    kind: Literal["insert", "forget", "evicted", "capacity", "wait"]
     address: str
     letters: str
     blocks: int
@@ -152,7 +164,7 @@ class Step:
 
 STEP = st.builds(
     Step,
-    kind=st.sampled_from(["insert", "insert", "insert", "forget", "capacity", "wait"]),
+    kind=st.sampled_from(["insert", "insert", "insert", "forget", "evicted", "capacity", "wait"]),
     address=st.sampled_from(ADDRESSES),
     letters=LETTERS,
     blocks=st.integers(0, 14),
@@ -179,6 +191,10 @@ class Plain:
         while len(used_s) > self.capacity[address]:
             del used_s[next(iter(used_s))]
 
+    def evicted_before(self, address: str, used_s: float) -> None:
+        kept = {prefix: at_s for prefix, at_s in self.used_s[address].items() if at_s >= used_s}
+        self.used_s[address] = kept
+
     def match(self, letters: str, now_s: float) -> dict[str, int]:
         held = dict.fromkeys(ADDRESSES, 0)
         for address, used_s in self.used_s.items():
@@ -202,6 +218,9 @@ def test_it_says_what_plain_dicts_say_and_less_only_when_memory_is_short(
         elif step.kind == "forget":
             index.forget(step.address)
             plain.used_s[step.address].clear()
+        elif step.kind == "evicted":
+            index.evicted_before(step.address, now_s - step.seconds)
+            plain.evicted_before(step.address, now_s - step.seconds)
         elif step.kind == "capacity":
             index.set_capacity(step.address, step.blocks)
             plain.capacity[step.address] = step.blocks

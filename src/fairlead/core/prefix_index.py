@@ -20,6 +20,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
 from struct import Struct
 from sys import getsizeof
 from typing import Final
@@ -39,7 +40,7 @@ _BLOCK: Final = 8  # bytes of a hash; an `array` would be seen by the garbage co
 _hash_at: Final = Struct("@Q").unpack_from
 
 _SHARDS: Final = 256  # growing a table copies it: many small ones, so that no request waits for a large one
-_GIVEN_BACK_AT_ONCE: Final = 8  # expired or forgotten holds, at each insert
+_GIVEN_BACK_AT_ONCE: Final = 8  # holds that count no more, at each insert
 
 
 class _Run(msgspec.Struct, gc=False, eq=False):
@@ -73,7 +74,7 @@ class _Hold(msgspec.Struct, gc=False, eq=False):
 class _Owner:
     """One endpoint's holds, from the least to the most recently used."""
 
-    __slots__ = ("address", "blocks", "capacity", "is_by_age", "is_forgotten", "newest", "oldest")
+    __slots__ = ("address", "blocks", "capacity", "evicted_s", "is_by_age", "newest", "oldest")
 
     def __init__(self, address: str, capacity: int) -> None:
         self.address = address
@@ -81,7 +82,7 @@ class _Owner:
         self.blocks = 0
         self.oldest: _Hold | None = None
         self.newest: _Hold | None = None
-        self.is_forgotten = False
+        self.evicted_s = -inf  # what was last used before is gone
         self.is_by_age = False  # has an entry in the index's order of owners
 
     def link(self, hold: _Hold, newer: _Hold | None) -> None:
@@ -144,13 +145,13 @@ class PrefixIndex:
         used_after_s = now_s - self._ttl_s
         for run, end in self._path(chain):
             for address, hold in run.holds.items():
-                if hold.used_s > used_after_s and not hold.owner.is_forgotten:
+                if hold.used_s > used_after_s and hold.used_s >= hold.owner.evicted_s:
                     held = hold.end
                     found[address] = held if held < end else end
         return found
 
     def blocks(self, address: str) -> int:
-        """Blocks kept for one endpoint, of all prompts; among them some that have just expired."""
+        """Blocks kept for one endpoint, of all prompts; among them some that count no more and go soon."""
         owner = self._owners.get(address)
         return 0 if owner is None else owner.blocks
 
@@ -177,11 +178,17 @@ class PrefixIndex:
         owner = self._owners.get(address)
         if owner is None or owner.oldest is None:
             return
-        owner.is_forgotten = True
+        owner.evicted_s = inf
         self._forgotten.append(owner)
         self._by_age = [entry for entry in self._by_age if entry[2] is not owner]
         heapify(self._by_age)
         self._owners[address] = _Owner(address, owner.capacity)
+
+    def evicted_before(self, address: str, used_s: float) -> None:
+        """The engine there was seen to evict what had last been used at `used_s`: what is older went before it."""
+        owner = self._owners.get(address)
+        if owner is not None and used_s > owner.evicted_s:
+            owner.evicted_s = used_s
 
     def set_capacity(self, address: str, blocks: int) -> None:
         """What the endpoint's KV cache can hold, in blocks of `core.prefix`; less than now evicts at once."""
@@ -337,13 +344,13 @@ class PrefixIndex:
                 self._trim(hold.run, end)
 
     def _give_back(self, owner: _Owner, now_s: float) -> None:
-        """Drop a few holds that count no more: all of forgotten owners, and the expired ones of `owner`."""
+        """Drop a few holds that count no more: all of forgotten owners, and the outdated ones of `owner`."""
         for _ in range(_GIVEN_BACK_AT_ONCE):
             if self._forgotten:
                 hold = self._oldest_forgotten()
             else:
                 hold = owner.oldest
-                if hold is not None and hold.used_s > now_s - self._ttl_s:
+                if hold is not None and hold.used_s > now_s - self._ttl_s and hold.used_s >= owner.evicted_s:
                     return
             if hold is not None:
                 self._drop(hold)
