@@ -22,6 +22,7 @@ MEDIA_TOKENS: Final = 1000  # an image or a clip, whatever its bytes
 _MEDIA_KEYS: Final = frozenset(
     {"image_url", "image", "input_audio", "audio_url", "video_url", "file", "file_data", "source"}
 )
+_NOT_TEXT_ALONE: Final = _MEDIA_KEYS | {"content"}
 _SEPARATOR: Final = b"\x1f"
 _USER: Final = b'"user"'
 
@@ -49,6 +50,7 @@ _Slice = msgspec.Raw | msgspec.UnsetType  # of the body, undecoded
 _Piece = msgspec.Raw | bytes
 _UNSET: Final = msgspec.UNSET
 _OPENING_BRACKET: Final = ord("[")
+_OPENING_BRACE: Final = ord("{")
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -124,16 +126,23 @@ def _pieces(read: _Body) -> tuple[list[_Piece], _Piece | None, int]:
     for part in (read.instructions, read.system):
         if part is not _UNSET:
             media += _add(part, pieces)
-    for message in read.messages or ():
+    messages = read.messages or ()
+    append = pieces.append
+    for message in messages:
         role, content, tool_calls = message.role, message.content, message.tool_calls
         if role is not _UNSET:
-            pieces.append(role)
+            append(role)
         if content is not _UNSET:
-            media += _add(content, pieces)
-            if role is not _UNSET and bytes(role) == _USER:
-                user_text = content
+            if memoryview(content)[0] == _OPENING_BRACKET:
+                media += _add(content, pieces)
+            else:
+                append(content)
         if tool_calls is not _UNSET:
-            pieces.append(tool_calls)
+            append(tool_calls)
+    for message in reversed(messages):
+        if message.role is not _UNSET and message.content is not _UNSET and bytes(message.role) == _USER:
+            user_text = message.content
+            break
     for part in (read.prompt, read.input, read.text, read.input_ids):
         if part is not _UNSET:
             media += _add(part, pieces)
@@ -142,13 +151,8 @@ def _pieces(read: _Body) -> tuple[list[_Piece], _Piece | None, int]:
 
 def _add(value: msgspec.Raw, pieces: list[_Piece]) -> int:
     """Append the text of a JSON value; images and clips, counted, are stood for by a digest of their bytes."""
-    view = memoryview(value)
-    if view[0] != _OPENING_BRACKET or not _LIST_OF_OBJECTS.match(view):
-        pieces.append(value)
-        return 0
-    try:
-        parts = _decode_parts(view)
-    except msgspec.ValidationError:  # objects mixed with other values: for the engine to judge
+    parts = _objects(memoryview(value))
+    if all(map(_NOT_TEXT_ALONE.isdisjoint, parts)):
         pieces.append(value)
         return 0
     media = 0
@@ -162,6 +166,16 @@ def _add(value: msgspec.Raw, pieces: list[_Piece]) -> int:
             else:
                 pieces.append(inner)
     return media
+
+
+def _objects(view: memoryview) -> list[dict[str, msgspec.Raw]]:
+    """The objects of a JSON list of objects; none for any other value."""
+    if view[0] != _OPENING_BRACKET or (view[1] != _OPENING_BRACE and not _LIST_OF_OBJECTS.match(view)):
+        return []
+    try:
+        return _decode_parts(view)
+    except msgspec.ValidationError:  # objects mixed with other values: for the engine to judge
+        return []
 
 
 def _attempted(metadata: Any) -> tuple[str, ...]:
