@@ -23,7 +23,7 @@ def test_memory_and_redis_urls_are_stores(store: str) -> None:
         ("postgres://:hush@h:1/0", "is not a session store"),
         ("redis://h", '"h" has no port; write host:port, for example h:8000'),
         ("redis://:hush@h:1/x", 'the database "x" is not a number'),
-        ("redis://:hush?x@h:1", "a space, /, ? or # is in the way"),
+        ("redis://:hush?x@h:1", "a space or one of /?#[] is in the way"),
         ("redis://:hush/0@h:1/0", "%2F"),
         ("redis://", "has no port"),
     ],

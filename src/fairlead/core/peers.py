@@ -1,0 +1,99 @@
+"""Load that other sidecars have sent to the endpoints we share: the newest word of each, its sums, and its end.
+
+Each sidecar says all of its load each time, so a lost message costs nothing once the next one is heard, and a sidecar
+that falls silent counts for `expiry_s` and then no more. How words travel is not here; see `stores.shared_load`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+import msgspec
+
+MOST_PEERS: Final = 256  # whoever can write to the store must not be able to fill our memory
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one or several sidecars have in flight at one endpoint."""
+
+    inflight_requests: _Count = 0
+    inflight_prompt_tokens: _Count = 0
+    pending_prefill_tokens: _Count = 0
+    decoding_requests: _Count = 0
+
+    def plus(self, other: Load, times: int = 1) -> Load:
+        return Load(
+            self.inflight_requests + times * other.inflight_requests,
+            self.inflight_prompt_tokens + times * other.inflight_prompt_tokens,
+            self.pending_prefill_tokens + times * other.pending_prefill_tokens,
+            self.decoding_requests + times * other.decoding_requests,
+        )
+
+
+NO_LOAD: Final = Load()
+
+
+class _Peer(msgspec.Struct):
+    number: int
+    heard_s: float
+    loads: Mapping[str, Load]
+
+
+class Peers:
+    """The other sidecars and their load by address. Methods return the sums that they changed, for the endpoints."""
+
+    def __init__(self, expiry_s: float) -> None:
+        self._expiry_s = expiry_s
+        self._peers: dict[bytes, _Peer] = {}
+        self._sums: dict[str, Load] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._peers)
+
+    def of(self, address: str) -> Load:
+        """The load of all other sidecars at `address`."""
+        return self._sums.get(address, NO_LOAD)
+
+    def heard(self, peer: bytes, number: int, loads: Mapping[str, Load], now_s: float) -> dict[str, Load]:
+        """`peer` says that `loads` is all it has in flight; messages are numbered, and an older one says nothing."""
+        known = self._peers.get(peer)
+        if known is None:
+            if len(self._peers) >= MOST_PEERS:
+                return {}
+            before: Mapping[str, Load] = {}
+        elif number <= known.number:
+            return {}
+        else:
+            before = known.loads
+        self._peers[peer] = _Peer(number, now_s, loads)
+        return self._replace(before, loads)
+
+    def left(self, peer: bytes) -> dict[str, Load]:
+        """`peer` is gone and has nothing in flight any more."""
+        known = self._peers.pop(peer, None)
+        return self._replace(known.loads, {}) if known is not None else {}
+
+    def expire(self, now_s: float) -> dict[str, Load]:
+        """Let go of those that were not heard for `expiry_s`, by a clock that may have jumped either way."""
+        changed: dict[str, Load] = {}
+        for name in [name for name, peer in self._peers.items() if abs(now_s - peer.heard_s) > self._expiry_s]:
+            changed |= self.left(name)
+        return changed
+
+    def _replace(self, before: Mapping[str, Load], after: Mapping[str, Load]) -> dict[str, Load]:
+        changed = {}
+        for address in before.keys() | after.keys():
+            was, now = before.get(address, NO_LOAD), after.get(address, NO_LOAD)
+            if was == now:
+                continue
+            total = self.of(address).plus(was, -1).plus(now)
+            changed[address] = total
+            if total == NO_LOAD:
+                self._sums.pop(address, None)
+            else:
+                self._sums[address] = total
+        return changed
