@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench lock clean
+.PHONY: help install demo test lint bench bench-routing lock clean
 
 help: ## Show this list.
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
 
 install: $(INSTALLED) ## Make the virtual environment with pinned dependencies and Envoy.
 
@@ -38,6 +38,9 @@ lint: $(INSTALLED) ## ruff, mypy --strict, import-linter.
 
 bench: $(INSTALLED) ## What the sidecar costs, beside a processor without any logic; writes benchmarks/results/.
 	$(BIN)/fairlead bench
+
+bench-routing: $(INSTALLED) ## The policies on the same sessions, through Envoy to simulated engines; some eight minutes.
+	$(BIN)/fairlead bench-routing
 
 lock: ## Write the lock files again from pyproject.toml (needs uv).
 	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes -q -o requirements.lock
