@@ -216,6 +216,23 @@ async def test_what_is_not_ours_in_redis_is_counted_and_left_alone(redis: RedisS
     assert (sidecar.table.count, sidecar.store.sessions.malformed, sidecar.store.load.malformed) == (1, 5, 1)
 
 
+async def test_a_binding_takes_the_place_of_another_kind_of_value(redis: RedisServer, join: Join) -> None:
+    first, second = await join(), await join()
+    redis.ask("LPUSH", redis_sessions.KEY_PREFIX + key("s").hex(), "a:1")
+    first.turn("s", "b:1")
+    await until(lambda: second.host("s") == "b:1", "the binding has arrived")
+
+
+async def test_a_redis_that_refuses_writes_counts_as_gone_until_it_takes_them(redis: RedisServer, join: Join) -> None:
+    first, second = await join(), await join()
+    redis.ask("CONFIG", "SET", "maxmemory", "1")
+    first.turn("s", "a:1")
+    await until(lambda: first.store.link.failures > 1, "it has tried again")
+    assert first.turn("s", "b:1") == "a:1"
+    redis.ask("CONFIG", "SET", "maxmemory", "0")
+    await until(lambda: second.host("s") == "a:1", "the binding has arrived")
+
+
 async def test_the_password_is_used_and_never_told(tmp_path: Path) -> None:
     server = RedisServer(tmp_path, password="hush%21")
     server.kill()

@@ -30,14 +30,14 @@ _MOST_SCANS: Final = 200_000  # of a database that is full of other people's key
 _LONGEST_ADDRESS: Final = 300
 
 # Claims sessions for addresses. KEYS: sessions. ARGV: writer, channel, TTL in ms, and for each key the address it had
-# (empty: none) and the new one. A claim holds if Redis has nothing, the address it had, or the new one already.
+# (empty: none) and the new one. A claim holds if Redis has no address, the one it had, or the new one already.
 # Publishes the claims that held; returns, for those that did not, the index from 1 and the address that stays.
 _CLAIM: Final = """
 local won, lost = {ARGV[1]}, {}
 for i, key in ipairs(KEYS) do
   local was, wanted = ARGV[2 * i + 2], ARGV[2 * i + 3]
-  local now = redis.call('GET', key)
-  if not now or now == was or now == wanted then
+  local now = redis.pcall('GET', key)
+  if not now or now.err or now == was or now == wanted then
     redis.call('SET', key, wanted, 'PX', ARGV[3])
     won[#won + 1] = string.sub(key, -32) .. ' ' .. wanted
   else
