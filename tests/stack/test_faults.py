@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from fairlead.gateway import Mode
-from tests.stack.conftest import Start, engine
+from tests.stack.conftest import Answer, Start, engine
 
 
 async def test_a_dead_engine_costs_no_request(stack: Start) -> None:
@@ -112,8 +112,23 @@ async def test_while_the_sidecar_is_away_a_client_still_cannot_choose_an_endpoin
 async def test_more_requests_at_once_than_envoys_default_limit_all_pass(stack: Start) -> None:
     patient = {"interval_ms": 1000, "timeout_ms": 10_000}  # the engines share this test's busy event loop
     pool = await stack(engine("small"), engine("small"), observe=patient)
-    await pool.fault(0, kind="slow", delay_ms=1500)
-    await pool.fault(1, kind="slow", delay_ms=1500)
+    await pool.fault(0, kind="slow", delay_ms=5000)
+    await pool.fault(1, kind="slow", delay_ms=5000)
     pool.client.connector._limit = 0  # type: ignore[union-attr]
-    answers = await asyncio.gather(*(pool.chat() for _ in range(1200)))
-    assert {answer.status for answer in answers} == {200}
+    most_in_flight = 0
+
+    async def one(number: int) -> Answer:
+        await asyncio.sleep(number / 500)  # one after the other, so that all are in flight after 2.4 s
+        return await pool.chat()
+
+    async def watch() -> None:
+        nonlocal most_in_flight
+        while True:
+            most_in_flight = max(most_in_flight, int(await pool.metric("fairlead_inflight_requests")))
+            await asyncio.sleep(0.1)
+
+    watching = asyncio.create_task(watch())
+    answers = await asyncio.gather(*(one(number) for number in range(1200)))
+    watching.cancel()
+    assert {(answer.status, answer.body if answer.status != 200 else b"") for answer in answers} == {(200, b"")}
+    assert most_in_flight > 1024
