@@ -54,6 +54,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, gc=False):
     language: str
     bucket: str
     tokens: int
+    cached_tokens: int  # of them, expected at the chosen endpoint
     attempted: tuple[str, ...]
     model: str
     endpoints: tuple[str, ...]
@@ -121,6 +122,7 @@ class Recorder:
                 language=request.language,
                 bucket=BUCKETS[request.bucket],
                 tokens=request.tokens,
+                cached_tokens=decision.cached_tokens,
                 attempted=tuple([name[:64] for name in request.attempted]),
                 model=model,
                 endpoints=decision.addresses,

@@ -48,12 +48,11 @@ class Sources:
 def status(sources: Sources) -> Document:
     """The sidecar as a whole; counts are since its start."""
     recorder, router = sources.recorder, sources.router
-    now = time.time()
     policy = router.policy
     return {
         "version": __version__,
-        "at": now,
-        "up_for_s": now - sources.started,
+        "at": time.time(),
+        "started": sources.started,
         "ready": sources.ready(),
         "policy": {
             "name": sources.policy_name(),
