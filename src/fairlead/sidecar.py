@@ -20,6 +20,7 @@ from aiohttp import web
 from fairlead.config import Config, ConfigError, host_and_port, load
 from fairlead.core.budget import MessageBudget
 from fairlead.core.learning import Learner
+from fairlead.core.prefix import BLOCK_TOKENS
 from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.router import Router
 from fairlead.core.sessions import SessionTable
@@ -36,6 +37,7 @@ from fairlead.telemetry.views import Sources
 
 _WATCH_S = 0.5
 _FAULT_LOG_S = 5.0
+_TEND_S = 1.0
 _FIXED_SECTIONS = ("listen", "sessions", "prefixes", "tenants")  # a reload cannot change them
 
 log = structlog.get_logger("fairlead")
@@ -135,6 +137,7 @@ class Sidecar:
             log.warning("these sections need a restart to change", sections=fixed)
         self.router.pool, self.router.policy = pool, _policy(config)
         self.router.fallbacks = config.gateway.fallbacks
+        self.learner.apply(pool.endpoints)
         self.config = config
         await self._observers.replace(config.observe, pool.endpoints)
         log.info("configuration reloaded", policy=config.policy.name, endpoints=len(pool.endpoints))
@@ -150,6 +153,16 @@ class Sidecar:
                 wanted.clear()
                 seen = stamp
                 await self.reload()
+
+    async def tend(self) -> None:
+        """What the request path leaves for later, once a second. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(_TEND_S)
+            self.router.sessions.expire(time.perf_counter())
+            for endpoint in self.router.pool.endpoints:
+                capacity_tokens = endpoint.reported.kv_capacity_tokens
+                if capacity_tokens is not None:
+                    self.router.index.set_capacity(endpoint.address, capacity_tokens // BLOCK_TOKENS)
 
     async def report_faults(self) -> None:
         """Log our own faults, which the request path only counts. Runs until cancelled."""
@@ -197,7 +210,11 @@ async def run(path: Path, started: asyncio.Event | None = None) -> None:
     if started is not None:
         started.set()
     async with asyncio.TaskGroup() as tasks:
-        beside = [tasks.create_task(sidecar.watch(reload)), tasks.create_task(sidecar.report_faults())]
+        beside = [
+            tasks.create_task(sidecar.watch(reload)),
+            tasks.create_task(sidecar.report_faults()),
+            tasks.create_task(sidecar.tend()),
+        ]
         await stop.wait()
         log.info("draining", at_most_s=sidecar.config.listen.drain_s)
         await sidecar.drain()

@@ -7,12 +7,13 @@ Nothing is learned on the request path; the caller passes what one answer showed
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from statistics import median
 from typing import Final
 
 import msgspec
 
-from fairlead.core.pool import Pool
+from fairlead.core.pool import Endpoint, Pool
 
 WINDOW: Final = 101
 LEAST_SAMPLES: Final = 8
@@ -58,7 +59,7 @@ class RunningMedian:
 
 
 class Learner:
-    """Learned constants by model and language; `apply` puts them in force on a pool."""
+    """Learned constants by model and language."""
 
     def __init__(self) -> None:
         self.prefill_ms_per_token: dict[str, RunningMedian] = {}
@@ -87,5 +88,12 @@ class Learner:
                 prefill.add(max(seen.first_token_ms - seen.rtt_ms, 0.001) / computed)
         if seen.decode_ms and seen.completion_tokens and seen.completion_tokens > LEAST_DECODE_TOKENS:
             decode.add(seen.decode_ms / (seen.completion_tokens - 1))
+        self.apply(endpoints)
+
+    def apply(self, endpoints: Iterable[Endpoint]) -> None:
+        """Put what was learned in force; a model of which nothing was learned keeps its configured values."""
         for endpoint in endpoints:
-            endpoint.prefill_ms_per_token, endpoint.decode_ms_per_token = prefill.value, decode.value
+            prefill = self.prefill_ms_per_token.get(endpoint.model)
+            decode = self.decode_ms_per_token.get(endpoint.model)
+            if prefill is not None and decode is not None:
+                endpoint.prefill_ms_per_token, endpoint.decode_ms_per_token = prefill.value, decode.value
