@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
+from fairlead.core.peers import Load
+from fairlead.core.pool import Endpoint
+from fairlead.core.sessions import SessionTable
 from fairlead.errors import UserError
 
 if TYPE_CHECKING:
     from fairlead.stores.shared import SharedStore
 
 
-def open_store(url: str, **parts: Any) -> SharedStore:
-    """A store at `url`, not yet started; `parts` as `SharedStore` takes them. Raises UserError without the library."""
+def open_store(
+    url: str,
+    *,
+    table: SessionTable,
+    endpoints: Callable[[], Iterable[Endpoint]],
+    apply: Callable[[str, Load], None],
+    clock_s: Callable[[], float],
+) -> SharedStore:
+    """A `SharedStore`, not yet started. Raises UserError where the library for Redis is not installed."""
     try:
         from fairlead.stores.shared import SharedStore
     except ModuleNotFoundError as error:
@@ -19,4 +30,4 @@ def open_store(url: str, **parts: Any) -> SharedStore:
             raise
         message = 'sessions.store: Redis needs the package redis; install it with: pip install "fairlead[redis]"'
         raise UserError(message) from None
-    return SharedStore(url, **parts)
+    return SharedStore(url, table=table, endpoints=endpoints, apply=apply, clock_s=clock_s)

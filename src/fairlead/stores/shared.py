@@ -15,7 +15,10 @@ from fairlead.stores.shared_load import SharedLoad
 
 
 class SharedStore:
-    """`start` returns at once and nothing here ever makes a request wait; `stop` writes what still waits."""
+    """What `table` binds and `endpoints()` have in flight is shared; `apply(address, load)` gets what others have.
+
+    `start` returns at once and nothing here ever makes a request wait; `stop` writes what still waits.
+    """
 
     def __init__(
         self,

@@ -1,0 +1,23 @@
+"""The library for Redis is optional, and its absence is said in a sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+OPEN_WITHOUT_LIBRARY = """
+import sys
+sys.modules["redis"] = None
+from fairlead.core.sessions import SessionTable
+from fairlead.errors import UserError
+from fairlead.stores import open_store
+try:
+    open_store("redis://h:1", table=SessionTable(), endpoints=list, apply=print, clock_s=float)
+except UserError as error:
+    print(error)
+"""
+
+
+def test_without_the_library_the_user_is_told_what_to_install() -> None:
+    done = subprocess.run([sys.executable, "-c", OPEN_WITHOUT_LIBRARY], capture_output=True, text=True, check=True)
+    assert 'install it with: pip install "fairlead[redis]"' in done.stdout
