@@ -86,7 +86,13 @@ class Sidecar:
         except OSError:
             message = f"listen.grpc: {self.config.listen.grpc} cannot be used; is another sidecar running there?"
             raise UserError(message) from None
-        collector = FairleadCollector(self.router, self.recorder, self.learner, lambda: self._processor.running_streams)
+        collector = FairleadCollector(
+            self.router,
+            self.recorder,
+            self.learner,
+            lambda: self._processor.running_streams,
+            lambda: self._observers.counts,
+        )
         sources = Sources(
             router=self.router,
             recorder=self.recorder,

@@ -34,6 +34,12 @@ def test_the_page_parses_and_has_the_promised_metrics() -> None:
         "fairlead_endpoint_up",
         "fairlead_failures",
         "fairlead_running_streams",
+        "fairlead_sessions",
+        "fairlead_prefix_hit_tokens",
+        "fairlead_prefix_index_bytes",
+        "fairlead_endpoint_ejections",
+        "fairlead_engine_scrapes",
+        "fairlead_time_to_first_token_seconds",
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from fairlead.core.learning import Learner
 from fairlead.core.router import Router
+from fairlead.engines.watch import WatchCounts
 from fairlead.telemetry.recorder import Histogram, Recorder
 
 
@@ -19,16 +20,24 @@ class FairleadCollector(Collector):
     """Reads counts; must be scraped on the event loop that writes them."""
 
     def __init__(
-        self, router: Router, recorder: Recorder, learner: Learner, running_streams: Callable[[], int]
+        self,
+        router: Router,
+        recorder: Recorder,
+        learner: Learner,
+        running_streams: Callable[[], int],
+        watched: Callable[[], Mapping[str, WatchCounts]] = dict,
     ) -> None:
         self._router = router
         self._recorder = recorder
         self._learner = learner
         self._running_streams = running_streams
+        self._watched = watched
 
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
         yield from self._pool()
+        yield from self._tables()
+        yield from self._watching()
         yield from self._learned()
         yield from self._faults()
 
@@ -81,6 +90,41 @@ class FairleadCollector(Collector):
             up.add_metric((endpoint.address,), float(endpoint.healthy))
             rtt.add_metric((endpoint.address,), endpoint.rtt_ms / 1e3)
         yield from (inflight, pending, up, rtt)
+
+    def _tables(self) -> Iterator[Metric]:
+        router = self._router
+        yield GaugeMetricFamily("fairlead_sessions", "Sessions that live on an endpoint", value=router.sessions.count)
+        yield GaugeMetricFamily(
+            "fairlead_prefix_index_bytes", "Memory of the prefix index", value=router.index.used_bytes
+        )
+        blocks = GaugeMetricFamily(
+            "fairlead_prefix_index_blocks", "Prompt blocks of 512 bytes thought to be cached", labels=("endpoint",)
+        )
+        for endpoint in router.pool.endpoints:
+            blocks.add_metric((endpoint.address,), endpoint.indexed_blocks)
+        yield blocks
+
+    def _watching(self) -> Iterator[Metric]:
+        ejections = CounterMetricFamily(
+            "fairlead_endpoint_ejections", "Times an endpoint was taken out of the choice", labels=("endpoint",)
+        )
+        restarts = CounterMetricFamily("fairlead_endpoint_restarts", "Restarts seen", labels=("endpoint",))
+        for endpoint in self._router.pool.endpoints:
+            ejections.add_metric((endpoint.address,), endpoint.health.ejections)
+            restarts.add_metric((endpoint.address,), endpoint.generation)
+        yield from (ejections, restarts)
+        scrapes = CounterMetricFamily("fairlead_engine_scrapes", "Reads of engines' metrics", labels=("endpoint",))
+        failures = CounterMetricFamily(
+            "fairlead_engine_watch_failures",
+            "Reads of metrics and probes of health that failed, by reason",
+            labels=("endpoint", "kind", "reason"),
+        )
+        for address, counts in self._watched().items():
+            scrapes.add_metric((address,), counts.scrapes)
+            for kind, reasons in (("metrics", counts.scrape_failures), ("health", counts.probe_failures)):
+                for reason, count in reasons.items():
+                    failures.add_metric((address, kind, reason), count)
+        yield from (scrapes, failures)
 
     def _learned(self) -> Iterator[Metric]:
         learner = self._learner
