@@ -7,7 +7,11 @@ import sys
 
 OPEN_WITHOUT_LIBRARY = """
 import sys
-sys.modules["redis"] = None
+class NotInstalled:
+    def find_spec(self, name, *_):
+        if name == "redis":
+            raise ModuleNotFoundError("No module named 'redis'", name=name)
+sys.meta_path.insert(0, NotInstalled())
 from fairlead.core.sessions import SessionTable
 from fairlead.errors import UserError
 from fairlead.stores import open_store
