@@ -6,6 +6,7 @@ key's path and what to change. Nothing here opens a socket or reads a file other
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -120,11 +121,29 @@ class Gateway(_Section):
     processor_timeout_ms: PositiveInt = 1000  # after this Envoy goes on without the sidecar
 
 
+def _zmq_address(value: str) -> str:
+    if not re.fullmatch(r"tcp://[^\s:/]+:\d+|ipc://\S+", value):
+        raise ValueError(f'"{value}" is not a ZMQ address; write tcp://host:port, for example tcp://127.0.0.1:5557')
+    return value
+
+
+ZmqAddress = Annotated[str, AfterValidator(_zmq_address)]
+
+
+class KvEvents(_Section):
+    """Where an engine publishes its KV events: the prefix index then evicts as the engine does."""
+
+    events: ZmqAddress
+    replay: ZmqAddress | None = None  # asked for events that were missed
+    topic: str = ""
+
+
 class EndpointConfig(_Section):
     address: Address
     model: Annotated[str, Field(min_length=1)]
     engine: Literal["vllm", "sglang"] = "vllm"
     region: str = ""
+    kv_events: KvEvents | None = None
 
 
 class ModelConfig(_Section):

@@ -20,16 +20,19 @@ from aiohttp import web
 from fairlead.config import Config, ConfigError, host_and_port, load
 from fairlead.core.budget import MessageBudget
 from fairlead.core.learning import Learner
+from fairlead.core.peers import Load
 from fairlead.core.prefix import BLOCK_TOKENS
 from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.router import Router
 from fairlead.core.sessions import SessionTable
+from fairlead.engines.kv_following import KvFollowing
 from fairlead.engines.observer import Observers
 from fairlead.errors import UserError
 from fairlead.extproc.pick import Shared
 from fairlead.extproc.server import ProcessorServer
 from fairlead.policies import build_policy
 from fairlead.pool_setup import make_pool
+from fairlead.stores import open_store
 from fairlead.telemetry.admin import admin_app
 from fairlead.telemetry.metrics import FairleadCollector
 from fairlead.telemetry.recorder import Recorder
@@ -76,6 +79,17 @@ class Sidecar:
             ),
             self.config.listen.grpc,
         )
+        url = self.config.sessions.store
+        self.store = None
+        if url != "memory":
+            self.store = open_store(
+                url,
+                table=self.router.sessions,
+                endpoints=lambda: self.router.pool.endpoints,
+                apply=self._told_of_others,
+                clock_s=time.perf_counter,
+            )
+        self._kv_following = KvFollowing(self.router.index, time.perf_counter)
         self._draining = False
         self._admin: web.AppRunner | None = None
 
@@ -92,6 +106,8 @@ class Sidecar:
             self.learner,
             lambda: self._processor.running_streams,
             lambda: self._observers.counts,
+            lambda: self._kv_following.counts,
+            self.store,
         )
         sources = Sources(
             router=self.router,
@@ -113,6 +129,9 @@ class Sidecar:
             await self.drain()
             raise UserError(f"listen.admin: {self.config.listen.admin} cannot be used ({error.strerror})") from None
         await self._observers.start()
+        await self._kv_following.follow(self.config, self.router.pool.endpoints)
+        if self.store is not None:
+            self.store.start()
         log.info(
             "serving", grpc=self.config.listen.grpc, admin=self.config.listen.admin, policy=self.config.policy.name
         )
@@ -121,6 +140,9 @@ class Sidecar:
         """Refuse new requests, let running ones finish for `listen.drain_s`, then stop."""
         self._draining = True
         await self._processor.drain(self.config.listen.drain_s)
+        if self.store is not None:
+            await self.store.stop()
+        await self._kv_following.stop()
         await self._observers.stop()
         if self._admin is not None:
             await self._admin.cleanup()
@@ -141,11 +163,19 @@ class Sidecar:
         ]
         if fixed:
             log.warning("these sections need a restart to change", sections=fixed)
+        old_addresses = set(self.router.pool.by_address)
         self.router.pool, self.router.policy = pool, _policy(config)
         self.router.fallbacks = config.gateway.fallbacks
         self.learner.apply(pool.endpoints)
         self.config = config
         await self._observers.replace(config.observe, pool.endpoints)
+        await self._kv_following.follow(config, pool.endpoints)
+        for address in old_addresses - set(pool.by_address):
+            self.router.index.forget(address)
+            self.router.sessions.forget_host(address)
+        if self.store is not None:
+            for endpoint in pool.endpoints:
+                endpoint.told_of_others(self.store.load.peers.of(endpoint.address))
         log.info("configuration reloaded", policy=config.policy.name, endpoints=len(pool.endpoints))
 
     async def watch(self, wanted: asyncio.Event) -> None:
@@ -165,6 +195,7 @@ class Sidecar:
         while True:
             await asyncio.sleep(_TEND_S)
             self.router.sessions.expire(time.perf_counter())
+            self._kv_following.restarted(self.router.pool.endpoints)
             for endpoint in self.router.pool.endpoints:
                 capacity_tokens = endpoint.reported.kv_capacity_tokens
                 if capacity_tokens is not None:
@@ -184,6 +215,11 @@ class Sidecar:
             if now > before:
                 log.error("requests went on without advice", stage=stage, failures=now - before, last_cause=cause)
         return counts
+
+    def _told_of_others(self, address: str, load: Load) -> None:
+        endpoint = self.router.pool.by_address.get(address)
+        if endpoint is not None:
+            endpoint.told_of_others(load)
 
     def _shown_config(self) -> dict[str, object]:
         shown: dict[str, object] = self.config.model_dump(mode="json")

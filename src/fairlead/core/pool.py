@@ -15,12 +15,13 @@ from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.core.facts import RequestFacts
 from fairlead.core.health import Health
 from fairlead.core.ledger import PrefillEstimate
+from fairlead.core.peers import Load
 from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, EngineReport
 
 
 @dataclass(slots=True, eq=False)
 class Endpoint:
-    """One engine at one address. Constants come from the configuration; counts are the router's own."""
+    """One engine at one address. Constants come from the configuration; counts are the router's own, unless others'."""
 
     address: str  # host:port, the host an IP address
     model: str
@@ -43,6 +44,10 @@ class Endpoint:
     inflight_prompt_tokens: int = 0
     pending_prefill_tokens: int = 0  # not cached, and no first token seen yet
     decoding_requests: int = 0  # past their first token
+    others_inflight_requests: int = 0  # sent by the sidecars that share a store with this one
+    others_inflight_prompt_tokens: int = 0
+    others_pending_prefill_tokens: int = 0
+    others_decoding_requests: int = 0
     prefills: PrefillEstimate = field(default_factory=PrefillEstimate)
     indexed_blocks: int = 0  # kept by the prefix index
     indexed_generation: int = 0  # the life of the engine that they are of
@@ -63,6 +68,13 @@ class Endpoint:
         self.identity = identity
         lengths = [n for n in (self.configured_max_model_len, identity.max_model_len) if n is not None]
         self.max_model_len = min(lengths, default=None)
+
+    def told_of_others(self, load: Load) -> None:
+        """What the other sidecars have in flight here."""
+        self.others_inflight_requests = load.inflight_requests
+        self.others_inflight_prompt_tokens = load.inflight_prompt_tokens
+        self.others_pending_prefill_tokens = load.pending_prefill_tokens
+        self.others_decoding_requests = load.decoding_requests
 
     def probed(self, answered: bool, now_s: float, failures_to_eject: int) -> None:
         """A probe beside the request path was answered or was not."""
@@ -152,9 +164,9 @@ def candidates(
             Candidate(
                 e.address,
                 e.model,
-                e.inflight_requests,
-                e.inflight_prompt_tokens,
-                e.pending_prefill_tokens,
+                e.inflight_requests + e.others_inflight_requests,
+                e.inflight_prompt_tokens + e.others_inflight_prompt_tokens,
+                e.pending_prefill_tokens + e.others_pending_prefill_tokens,
                 cached,
                 tokens - cached,
                 e.rtt_ms,
@@ -164,7 +176,7 @@ def candidates(
                 attempted.count(e.model) if attempted else 0,
                 e.last_chosen,
                 e.address == host,
-                e.decoding_requests,
+                e.decoding_requests + e.others_decoding_requests,
                 said.running_requests or 0,
                 said.waiting_requests or 0,
                 said.kv_usage or 0.0,

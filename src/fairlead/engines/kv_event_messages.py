@@ -105,7 +105,8 @@ def read_batch(payload: bytes) -> Batch | None:
 def _read_event(raw: bytes) -> Event | None:
     """The event; None for one that may be skipped: to know less of what is held is safe, to miss a removal is not."""
     try:
-        return _decode_event_map(raw) if _is_map(raw) else _decode_event_array(raw)
+        event: Event = _decode_event_map(raw) if _is_map(raw) else _decode_event_array(raw)
+        return event
     except msgspec.ValidationError:
         kind = _kind(msgspec.msgpack.decode(raw))
         if kind is None or kind in _REMOVING:

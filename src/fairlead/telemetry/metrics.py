@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -14,6 +15,10 @@ from fairlead.core.learning import Learner
 from fairlead.core.router import Router
 from fairlead.engines.watch import WatchCounts
 from fairlead.telemetry.recorder import Histogram, Recorder
+
+if TYPE_CHECKING:  # libraries that only some installations have
+    from fairlead.engines.kv_events import KvEventCounts
+    from fairlead.stores.shared import SharedStore
 
 
 class FairleadCollector(Collector):
@@ -26,18 +31,23 @@ class FairleadCollector(Collector):
         learner: Learner,
         running_streams: Callable[[], int],
         watched: Callable[[], Mapping[str, WatchCounts]] = dict,
+        kv_events: Callable[[], Mapping[str, KvEventCounts]] = dict,
+        store: SharedStore | None = None,
     ) -> None:
         self._router = router
         self._recorder = recorder
         self._learner = learner
         self._running_streams = running_streams
         self._watched = watched
+        self._kv_events = kv_events
+        self._store = store
 
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
         yield from self._pool()
         yield from self._tables()
         yield from self._watching()
+        yield from self._shared()
         yield from self._learned()
         yield from self._faults()
 
@@ -125,6 +135,43 @@ class FairleadCollector(Collector):
                 for reason, count in reasons.items():
                     failures.add_metric((address, kind, reason), count)
         yield from (scrapes, failures)
+
+    def _shared(self) -> Iterator[Metric]:
+        events = CounterMetricFamily(
+            "fairlead_kv_events",
+            "KV events of engines, by what became of them; lost: the precise index forgot the endpoint",
+            labels=("endpoint", "outcome"),
+        )
+        for address, counts in self._kv_events().items():
+            for outcome in ("batches", "garbage", "unreadable", "gaps", "replayed", "lost", "restarts", "faults"):
+                events.add_metric((address, outcome), getattr(counts, outcome))
+        yield events
+        store = self._store
+        if store is None:
+            return
+        yield GaugeMetricFamily(
+            "fairlead_store_up", "1 if the shared store answers; if 0 the local table serves", value=store.link.up
+        )
+        yield GaugeMetricFamily("fairlead_store_peers", "Other sidecars that share it", value=store.load.peers.count)
+        yield GaugeMetricFamily(
+            "fairlead_store_pending", "Bindings that wait to be written to it", value=store.sessions.pending
+        )
+        outcomes = CounterMetricFamily(
+            "fairlead_store", "What passed through the shared store, by outcome", labels=("outcome",)
+        )
+        sessions, load = store.sessions, store.load
+        for outcome, count in (
+            ("failures", store.link.failures),
+            ("bindings_written", sessions.written),
+            ("bindings_conflicting", sessions.conflicts),
+            ("bindings_dropped", sessions.dropped),
+            ("bindings_learned", sessions.learned),
+            ("malformed", sessions.malformed + load.malformed),
+            ("loads_sent", load.sent),
+            ("loads_heard", load.heard),
+        ):
+            outcomes.add_metric((outcome,), count)
+        yield outcomes
 
     def _learned(self) -> Iterator[Metric]:
         learner = self._learner
