@@ -40,7 +40,7 @@ class Stack:
 
     def __init__(self, folder: Path, engines: Sequence[RunningEngine], options: Sequence[EngineOptions]) -> None:
         grpc, admin, listen, envoy_admin = (f"127.0.0.1:{port}" for port in free_ports(4))
-        self.engines = engines
+        self.engines, self.options = engines, options
         self.url, self.admin_url, self.envoy_admin = f"http://{listen}", f"http://{admin}", envoy_admin
         self.config_path = folder / "fairlead.yaml"
         self.document: dict[str, Any] = {
@@ -151,12 +151,21 @@ Start = Callable[..., Awaitable[Stack]]
 
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[Start]:
-    """`await stack(EngineOptions(...), ..., mode=..., **sections of the configuration)`; the route `auto` is to all."""
+    """`await stack(EngineOptions(...), ..., mode=..., **sections of the configuration)`; the route `auto` is to all.
+
+    With `beside=another` it is a second sidecar with its own Envoy in front of the other's engines.
+    """
     async with AsyncExitStack() as cleanup:
 
-        async def start(*options: EngineOptions, mode: Mode = "buffered", **sections: Any) -> Stack:
+        async def start(
+            *options: EngineOptions, mode: Mode = "buffered", beside: Stack | None = None, **sections: Any
+        ) -> Stack:
             engines = [await cleanup.enter_async_context(running_engine(option)) for option in options]
-            running = Stack(tmp_path, engines, options)
+            if beside is not None:
+                engines, options = list(beside.engines), tuple(beside.options)
+            folder = tmp_path / ("second" if beside is not None else "first")
+            folder.mkdir()
+            running = Stack(folder, engines, options)
             running.client = await cleanup.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
             routes = {"auto": list(dict.fromkeys(option.model for option in options))}
             running.write(**({"routes": routes} | sections))

@@ -1,0 +1,129 @@
+"""Sessions and prefixes through a real Envoy, and two sidecars over one Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stack.conftest import Answer, Stack, Start, engine
+from tests.stores.world import RedisServer
+
+BOOK = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 60
+
+
+async def turn(pool: Stack, number: int, session: str | None = None) -> Answer:
+    """The conversation up to this turn: every turn adds a question and its answer."""
+    messages: list[dict[str, str]] = [{"role": "system", "content": f"{session} {BOOK}"}]
+    for n in range(number + 1):
+        messages += [{"role": "user", "content": f"Question {n}?"}, {"role": "assistant", "content": f"Answer {n}."}]
+    headers = {"x-session-id": session} if session else None
+    answer = await pool.chat(model="small", messages=messages[:-1], headers=headers)
+    assert answer.status == 200
+    return answer
+
+
+async def test_later_turns_stay_where_the_conversation_is_cached(stack: Start) -> None:
+    pool = await stack(engine(), engine(), engine())
+    answers = [await turn(pool, number, "s") for number in range(4)]
+    assert len({answer.headers["x-fairlead-endpoint"] for answer in answers}) == 1
+    assert [answer.headers["x-fairlead-decision"] for answer in answers] == ["cost"] + ["affinity"] * 3
+    cached = [answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    prompt = [answer.json()["usage"]["prompt_tokens"] for answer in answers]
+    assert cached[0] == 0
+    assert all(hit > 0.9 * tokens for hit, tokens in zip(cached[1:], prompt[1:], strict=True))
+    expected = await pool.metric("fairlead_prefix_hit_tokens_total", model="small")
+    assert expected == pytest.approx(sum(cached), rel=0.35)
+
+
+async def test_without_a_session_the_prefix_alone_leads_back(stack: Start) -> None:
+    pool = await stack(engine(), engine(), engine())
+    answers = [await turn(pool, number) for number in range(3)]
+    assert len({answer.headers["x-fairlead-endpoint"] for answer in answers}) == 1
+
+
+async def test_thirty_distinct_prompts_on_an_idle_pool_of_three_go_to_all_three(stack: Start) -> None:
+    pool = await stack(engine(), engine(), engine())
+    answers = [await pool.chat(f"Prompt {n}: " + f"word{n} " * 100, model="small") for n in range(30)]
+    counts = Counter(answer.headers["x-fairlead-endpoint"] for answer in answers)
+    assert len(counts) == 3
+    assert min(counts.values()) >= 5
+
+
+async def test_a_session_moves_on_when_its_host_dies(stack: Start) -> None:
+    pool = await stack(engine(), engine())
+    first = await turn(pool, 0, "s")
+    home = [e.address for e in pool.engines].index(first.headers["x-fairlead-endpoint"])
+    await pool.engines[home].stop()
+    later = [await turn(pool, number, "s") for number in (1, 2)]
+    assert {answer.headers["x-fairlead-endpoint"] for answer in later} == {pool.engines[1 - home].address}
+
+
+async def test_tenants_do_not_share_prefixes(stack: Start) -> None:
+    pool = await stack(engine(), tenants={"header": "x-tenant"})
+    body: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": BOOK}]}
+    for tenant in ("one", "two", "one"):
+        await pool.chat(headers={"x-tenant": tenant}, **body)
+    hits = [d["best"][0]["terms"]["prefill_ms"] for d in reversed(await pool.decisions())]
+    assert hits[0] == hits[1] > 5 * hits[2]
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+async def two_sidecars(stack: Start, redis: RedisServer) -> tuple[Stack, Stack]:
+    shared: dict[str, Any] = {"sessions": {"store": redis.url}, "policy": {"name": "ear"}}
+    first = await stack(engine(), engine(), engine(), **shared)
+    return first, await stack(beside=first, **shared)
+
+
+async def test_a_session_keeps_its_host_across_two_sidecars(stack: Start, redis: RedisServer) -> None:
+    first, second = await two_sidecars(stack, redis)
+    for number in range(12):
+        session = f"session-{number}"
+        homes = []
+        for pool in (first, second, first):
+            homes.append((await turn(pool, 0, session)).headers["x-fairlead-endpoint"])
+            await asyncio.sleep(0.05)  # a client thinks between two turns
+        assert len(set(homes)) == 1, homes
+
+
+async def test_each_sidecar_sees_the_load_of_the_other(stack: Start, redis: RedisServer) -> None:
+    first, second = await two_sidecars(stack, redis)
+    await first.fault(0, kind="slow", delay_ms=4000)
+    await first.fault(1, kind="slow", delay_ms=4000)
+    busy = [asyncio.create_task(turn(first, 0, f"busy-{n}")) for n in range(2)]
+
+    async def two_in_flight() -> bool:
+        return await first.metric("fairlead_inflight_requests") == 2
+
+    await first.until(two_in_flight, "two requests are in flight")
+    await asyncio.sleep(0.2)
+    idle = {e.address for e in first.engines} - {d["endpoints"][0] for d in await first.decisions()}
+    chosen = {(await turn(second, 0, f"new-{n}")).headers["x-fairlead-endpoint"] for n in range(3)}
+    assert chosen <= idle
+    for task in busy:
+        task.cancel()
+    await asyncio.gather(*busy, return_exceptions=True)
+
+
+async def test_when_redis_dies_sessions_are_served_from_the_local_table(stack: Start, redis: RedisServer) -> None:
+    first, _ = await two_sidecars(stack, redis)
+    home = (await turn(first, 0, "s")).headers["x-fairlead-endpoint"]
+    redis.kill()
+
+    async def noticed() -> bool:
+        return await first.metric("fairlead_store_up") == 0
+
+    await first.until(noticed, "the metric says that the store is down")
+    assert (await turn(first, 1, "s")).headers["x-fairlead-endpoint"] == home
+    assert (await turn(first, 0, "new")).status == 200
