@@ -12,6 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from fairlead.core.capability import Capability
 from fairlead.core.language import LANGUAGES
 from fairlead.core.lengths import BUCKETS
+from fairlead.core.peers import Load
 from fairlead.core.pool import Endpoint
 from fairlead.core.reported import EngineReport
 from tests.telemetry.world import AdminPort, Browser, chromium
@@ -138,6 +139,17 @@ def test_names_are_shown_as_text_and_never_as_markup(browser: Browser) -> None:
         browser.until_text("#session-answer", "knows no such session")
         assert browser.count("img") == 0
         assert [line for line in browser.complaints() if "/debug/sessions/" not in line] == []  # a 404 is one
+
+
+def test_load_of_other_sidecars_counts(admin: AdminPort, browser: Browser) -> None:
+    endpoint = admin.shared.router.pool.by_address["10.0.0.1:1"]
+    others = Load(inflight_requests=5, inflight_prompt_tokens=900, pending_prefill_tokens=400, decoding_requests=3)
+    admin.do(lambda: endpoint.told_of_others(others))
+    browser.open(admin.url)
+    load = browser.find("#endpoints tr:first-child td[data-label='In flight']")
+    assert load.text.splitlines() == ["5", "3 decoding"]
+    assert "5 of them by other sidecars" in str(load.get_attribute("title"))
+    assert "40 ms" in browser.text("#endpoints tr:first-child td[data-label='Waiting prefill']")
 
 
 def test_a_session_is_found(admin: AdminPort, browser: Browser) -> None:

@@ -26,7 +26,7 @@ export function showEndpoints(all) {
   found.sort((a, b) => a.healthy - b.healthy); // what needs attention comes first; the sort keeps the order otherwise
   const shown = found.slice(0, MOST_ROWS);
   const scale = {
-    requests: Math.max(LEAST_SCALE_REQUESTS, ...shown.map((e) => e.inflight_requests)),
+    requests: Math.max(LEAST_SCALE_REQUESTS, ...shown.map(inflight)),
     wait: Math.max(LEAST_SCALE_MS, ...shown.map(waitMs)),
     rtt: Math.max(1, ...shown.map((e) => e.rtt_ms ?? 0)),
   };
@@ -58,9 +58,13 @@ function update(row, endpoint, scale) {
   COLUMNS.forEach(([, show], index) => show(row.cells[index], endpoint, scale));
 }
 
+// With the load of the sidecars that share a store with this one, as decisions count it.
+export const inflight = (e) => e.inflight_requests + e.others.inflight_requests;
+export const pending = (e) => e.pending_prefill_tokens + e.others.pending_prefill_tokens;
+
 const small = (text, className = "") => element("small", className, text);
 const wait = (ms) => (ms === 0 ? "none" : ms < 1 ? "under 1 ms" : milliseconds(ms));
-const waitMs = (e) => e.pending_prefill_tokens * e.prefill.ms_per_token;
+const waitMs = (e) => pending(e) * e.prefill.ms_per_token;
 
 function identity(cell, e) {
   const length = e.max_model_len ? `, up to ${count(e.max_model_len)} tokens` : "";
@@ -79,18 +83,20 @@ function health(cell, e) {
 }
 
 function load(cell, e, scale) {
-  const prefilling = Math.max(0, e.inflight_requests - e.decoding_requests);
-  const parts = `${plural(e.decoding_requests, "request")} decoding, ${count(prefilling)} in prefill`;
-  fill(cell, `${parts}; ${count(e.inflight_prompt_tokens)} prompt tokens`,
-    element("span", "", count(e.inflight_requests)),
-    bar(scale.requests, ["decode", e.decoding_requests], ["prefill", prefilling]),
-    small(e.inflight_requests ? `${count(e.decoding_requests)} decoding` : ""));
+  const requests = inflight(e);
+  const decoding = e.decoding_requests + e.others.decoding_requests;
+  const parts = `${plural(decoding, "request")} decoding, ${count(requests - decoding)} in prefill`;
+  const others = e.others.inflight_requests ? `; ${count(e.others.inflight_requests)} of them by other sidecars` : "";
+  fill(cell, `${parts}${others}; ${count(e.inflight_prompt_tokens + e.others.inflight_prompt_tokens)} prompt tokens`,
+    element("span", "", count(requests)),
+    bar(scale.requests, ["decode", decoding], ["prefill", requests - decoding]),
+    small(requests ? `${count(decoding)} decoding` : ""));
 }
 
 function waiting(cell, e, scale) {
-  const tokens = plural(e.pending_prefill_tokens, "token");
+  const tokens = plural(pending(e), "token");
   fill(cell, `${tokens} at ${significant(e.prefill.ms_per_token)} ms each`, element("span", "", wait(waitMs(e))),
-    bar(scale.wait, ["queue", waitMs(e)]), small(e.pending_prefill_tokens ? tokens : ""));
+    bar(scale.wait, ["queue", waitMs(e)]), small(pending(e) ? tokens : ""));
 }
 
 function reported(cell, e) {

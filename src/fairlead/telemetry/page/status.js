@@ -2,7 +2,7 @@
 
 import { bar, byId, compact, count, duration, element, fill, keepInStep, percent, plural, significant } from "./dom.js";
 import { showDecisions } from "./decisions.js";
-import { explainColumns, showEndpoints } from "./endpoints.js";
+import { explainColumns, inflight, pending, showEndpoints } from "./endpoints.js";
 
 const EVERY_MS = 1000;
 const EVERY_MS_WHEN_LARGE = 5000; // a document of many endpoints costs the sidecar milliseconds
@@ -113,15 +113,15 @@ function drawTiles(status, endpoints) {
   const failing = share("errors", "total");
   const took = share("seconds", "decisions");
   const window = seconds > 0 ? `last ${duration(seconds)}` : "measuring";
-  const inflight = endpoints.reduce((sum, e) => sum + e.inflight_requests, 0);
-  const waiting = endpoints.reduce((sum, e) => sum + e.pending_prefill_tokens, 0);
+  const running = endpoints.reduce((sum, e) => sum + inflight(e), 0);
+  const waiting = endpoints.reduce((sum, e) => sum + pending(e), 0);
   const tiles = [
     ["Requests", `Requests that ended, ${window}`, [`${significant(rate("total"))} /s`, sparkline(), window]],
     ["Errors", "Answers with 5xx: from engines, or because no endpoint was left. Clients that left are not errors.", [
       element("span", failing ? "bad" : "", `${significant(rate("errors"))} /s`), bar(1, ["bad", failing ?? 0]),
       failing === null ? window : `${percent(failing)}, ${window}`]],
     ["In flight", "Requests sent to engines and not ended", [
-      count(inflight), bar(1), `${compact(waiting)} tokens wait`]],
+      count(running), bar(1), `${compact(waiting)} tokens wait`]],
     ["Cache share", "Share of prompt tokens that were expected in the prefix cache of the endpoint chosen", [
       cached === null ? "–" : percent(cached), bar(1, ["cached", cached ?? 0]),
       cached === null ? "no prompt lately" : window]],
