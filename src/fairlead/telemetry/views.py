@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -71,17 +71,16 @@ def status(sources: Sources) -> Document:
     }
 
 
-def endpoints(sources: Sources) -> list[Document]:
-    """Every endpoint as the router sees it now."""
+def endpoints(sources: Sources) -> Iterator[Document]:
+    """Every endpoint as the router sees it when it is asked for."""
     router, now_s = sources.router, sources.clock_s()
     sessions = router.sessions.by_host()
     ended: dict[str, Counter[str]] = {}
     for (_, _, address, code), count in sources.recorder.requests.items():
         ended.setdefault(address, Counter())[_outcome(code)] += count
-    return [
-        _endpoint(sources, endpoint, sessions.get(endpoint.address, 0), ended.get(endpoint.address, Counter()), now_s)
-        for endpoint in router.pool.endpoints
-    ]
+    for endpoint in router.pool.endpoints:
+        here = endpoint.address
+        yield _endpoint(sources, endpoint, sessions.get(here, 0), ended.get(here, Counter()), now_s)
 
 
 def session(sources: Sources, session_id: str, tenant: str) -> Document | None:
