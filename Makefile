@@ -28,6 +28,7 @@ demo: $(INSTALLED) ## Four simulated engines, Envoy and the sidecar; KEEP=1 stay
 
 test: $(INSTALLED) ## Lint, types, import contracts, and all tests.
 	@$(MAKE) --no-print-directory lint
+	@.ci/install-system-parts
 	$(BIN)/pytest
 
 lint: $(INSTALLED) ## ruff, mypy --strict, import-linter.
