@@ -64,7 +64,6 @@ class Sidecar:
         )
         self.recorder = Recorder()
         self.learner = Learner()
-        self.reloads_refused = 0
         self._observers = Observers(self.config.observe, pool.endpoints)
         self._processor = ProcessorServer(
             Shared(
@@ -153,14 +152,10 @@ class Sidecar:
             config = load(self._path)
             pool = make_pool(config, self._path.parent, self.router.pool)
         except ConfigError as error:
-            self.reloads_refused += 1
+            self.recorder.reloads_refused += 1
             log.error("the new configuration is refused, the old one stays", reason=str(error))
             return
-        fixed = [
-            name
-            for name in ("listen", "sessions", "prefixes", "tenants")
-            if getattr(config, name) != getattr(self.config, name)
-        ]
+        fixed = [name for name in _FIXED_SECTIONS if getattr(config, name) != getattr(self.config, name)]
         if fixed:
             log.warning("these sections need a restart to change", sections=fixed)
         old_addresses = set(self.router.pool.by_address)

@@ -34,6 +34,7 @@ def test_the_page_parses_and_has_the_promised_metrics() -> None:
         "fairlead_endpoint_up",
         "fairlead_failures",
         "fairlead_running_streams",
+        "fairlead_reloads_refused",
         "fairlead_sessions",
         "fairlead_prefix_hit_tokens",
         "fairlead_prefix_index_bytes",

@@ -38,12 +38,17 @@ def demo(
 
     Example: `fairlead demo --questions 30` or `fairlead demo --engines 127.0.0.1:8000,127.0.0.1:8001 --keep`
     """
+    from importlib.util import find_spec
+
     from rich.console import Console
 
     from fairlead.client import RefusedError, UnavailableError
     from fairlead.demo.children import ChildError
     from fairlead.demo.show import Options, run
 
+    missing = [name for name in ("envoy", "numpy", "polars", "sklearn") if find_spec(name) is None]
+    if missing:
+        raise UserError(f"the demo needs {', '.join(missing)}; run: pip install 'fairlead[envoy,fit]'")
     addresses = tuple(address.strip() for address in engines.split(",") if address.strip())
     options = Options(_checked(addresses), _lengths(lengths), questions, seed, keep)
     try:

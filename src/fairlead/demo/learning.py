@@ -17,7 +17,6 @@ from fairlead.demo.children import all_of
 from fairlead.demo.questions import Question
 from fairlead.demo.traffic import ask_question, client_of
 from fairlead.engines.discovery import FoundEngine
-from fairlead.errors import UserError
 
 TASK: Final = "kv-lookup"
 _FOLDS: Final = 5
@@ -70,10 +69,8 @@ async def _attempts(
 
 
 def _fit(table: Path, folder: Path) -> Learnt:
-    try:
-        from fairlead.fitting import fit_model, read_attempts, write_family
-    except ModuleNotFoundError as error:
-        raise UserError(f"the demo fits its models with {error.name}; run: pip install 'fairlead[fit]'") from None
+    from fairlead.fitting import fit_model, read_attempts, write_family
+
     seed = 0  # of the folds alone
     fitted = [fit_model(attempts, seed, _FOLDS) for attempts in read_attempts(table)]
     capability = folder / f"{TASK}.json"

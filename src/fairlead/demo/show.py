@@ -124,6 +124,7 @@ def _addresses(front: Front) -> str:
     body = json.dumps({"model": ROUTE, "messages": [{"role": "user", "content": "Hello"}]})
     return f"""
   gateway          {front.url}/v1          models: {front.url}/v1/models
+  status page      {front.admin_url}/
   decisions        {front.admin_url}/debug/decisions
   metrics          {front.admin_url}/metrics
   Envoy's admin    {front.envoy_admin_url}

@@ -200,6 +200,11 @@ class FairleadCollector(Collector):
         failures.add_metric(("policy",), self._router.policy_failures)
         failures.add_metric(("stream",), self._recorder.stream_failures)
         yield failures
+        yield CounterMetricFamily(
+            "fairlead_reloads_refused",
+            "New configurations that were wrong; the old one stays, the log has the reason",
+            value=self._recorder.reloads_refused,
+        )
         yield GaugeMetricFamily(
             "fairlead_running_streams", "Processing streams open now", value=self._running_streams()
         )

@@ -89,6 +89,7 @@ class Recorder:
         self.cost_ms = {term: Histogram(COST_MILLISECONDS) for term in COST_TERMS}
         self.first_token_seconds: dict[str, Histogram] = {}  # by model, of observed answers
         self.observations = 0
+        self.reloads_refused = 0
         self.stream_failures = 0
         self.last_stream_failure = ""
 
