@@ -7,10 +7,17 @@ a reset and a normal end release exactly what was reserved. What engines report 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from fairlead.core.pool import Endpoint
+
+class Loaded(Protocol):
+    """An endpoint, as far as the ledger writes to it."""
+
+    address: str
+    inflight_requests: int
+    inflight_prompt_tokens: int
+    pending_prefill_tokens: int
+    decoding_requests: int
 
 
 class Ticket:
@@ -18,18 +25,18 @@ class Ticket:
 
     __slots__ = ("_decoding", "_pending", "_tokens", "endpoint")
 
-    def __init__(self, endpoint: Endpoint, prompt_tokens: int, uncached_tokens: int) -> None:
+    def __init__(self, endpoint: Loaded, prompt_tokens: int, uncached_tokens: int) -> None:
         self._tokens = prompt_tokens
         self._pending = uncached_tokens
         self._decoding = False
-        self.endpoint: Endpoint | None = None
+        self.endpoint: Loaded | None = None
         self._take(endpoint)
 
     @property
     def awaits_prefill(self) -> bool:
         return self.endpoint is not None and not self._decoding
 
-    def move(self, endpoint: Endpoint) -> None:
+    def move(self, endpoint: Loaded) -> None:
         """The gateway served the request elsewhere than at the first choice."""
         if self.endpoint is not None and self.endpoint is not endpoint:
             self._give_back(self.endpoint)
@@ -50,7 +57,7 @@ class Ticket:
             self._give_back(self.endpoint)
             self.endpoint = None
 
-    def _take(self, endpoint: Endpoint) -> None:
+    def _take(self, endpoint: Loaded) -> None:
         endpoint.inflight_requests += 1
         endpoint.inflight_prompt_tokens += self._tokens
         if self._decoding:
@@ -59,7 +66,7 @@ class Ticket:
             endpoint.pending_prefill_tokens += self._pending
         self.endpoint = endpoint
 
-    def _give_back(self, endpoint: Endpoint) -> None:
+    def _give_back(self, endpoint: Loaded) -> None:
         endpoint.inflight_requests -= 1
         endpoint.inflight_prompt_tokens -= self._tokens
         if self._decoding:
