@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from fairlead.bench.routing.outcome import Estimate, estimate
 from fairlead.bench.routing.run import OURS, Cell, Results
 
-# Okabe and Ito's colours, told apart by colour-blind readers; the markers tell policies apart without any.
-_COLOURS: Final = ("#E69F00", "#56B4E9", "#009E73", "#0072B2", "#CC79A7", "#666666", "#F0E442", "#000000")
+# Okabe and Ito's colours but their yellow, too pale for thin lines; the markers tell policies apart without any.
+_COLOURS: Final = ("#E69F00", "#56B4E9", "#009E73", "#0072B2", "#CC79A7", "#666666", "#000000", "#8B5A2B")
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "<")
 _OUR_COLOUR: Final = "#D55E00"
 _PANEL_INCHES: Final = (4.6, 4.2)

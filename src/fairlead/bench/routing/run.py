@@ -57,9 +57,9 @@ class Results(msgspec.Struct, frozen=True):
 
 
 FULL: Final = (
-    Cell("agents, moderate load", AGENTS, clients=18, sessions=60),
-    Cell("agents, near saturation", AGENTS, clients=48, sessions=90),
-    Cell("chats, near saturation", CHATS, clients=56, sessions=120),
+    Cell("agents, moderate load", AGENTS, clients=18, sessions=50),
+    Cell("agents, near saturation", AGENTS, clients=48, sessions=80),
+    Cell("chats, near saturation", CHATS, clients=56, sessions=110),
 )
 QUICK: Final = (Cell("agents, a short look", AGENTS, clients=20, sessions=24),)
 
