@@ -17,10 +17,8 @@ from fairlead.bench.routing.run import OURS, Cell, Results
 _LIMITS: Final = """\
 - The engines are simulated and alike, and run {scale:g} times as fast as the hardware they stand for; times are of \
 the wall clock. Compare within this run, not with a real pool.
-- Runs are short and begin cold, so filling the caches is part of each. Sessions that last for hours would show more \
-reuse everywhere.
-- A run ends before the sidecar has observed enough answers to learn its constants, so most of it is decided with the \
-configured ones.
+- Runs last some seconds and begin cold, so filling the caches is a part of each.
+- Most runs end before the sidecar has observed enough answers to learn its constants: the configured ones decide.
 - Clients wait for their answers: a policy that is slow is asked less, which is kind to it.
 - There is no network to speak of, one model, and no wrong answer: what `fairlead` knows of those does not count here.
 - All policies read Fairlead's one prefix index and its counts; what the originals keep for themselves is not measured.
