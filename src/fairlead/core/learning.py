@@ -17,6 +17,7 @@ from fairlead.core.pool import Endpoint, Pool
 
 WINDOW: Final = 101
 LEAST_SAMPLES: Final = 8
+LEAST_RATIO_SAMPLES: Final = 2  # a tokenizer hardly varies, and a wrong ratio makes every cost wrong
 LEAST_PREFILL_TOKENS: Final = 256  # shorter prefills show fixed costs, not the cost of a token
 LEAST_DECODE_TOKENS: Final = 16
 LEAST_ESTIMATED_TOKENS: Final = 64
@@ -42,15 +43,16 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 class RunningMedian:
     """The median of the last samples, or `start` while they are few."""
 
-    __slots__ = ("_samples", "value")
+    __slots__ = ("_least", "_samples", "value")
 
-    def __init__(self, start: float) -> None:
+    def __init__(self, start: float, least: int = LEAST_SAMPLES) -> None:
         self.value = start
+        self._least = least
         self._samples: deque[float] = deque(maxlen=WINDOW)
 
     def add(self, sample: float) -> None:
         self._samples.append(sample)
-        if len(self._samples) >= LEAST_SAMPLES:
+        if len(self._samples) >= self._least:
             self.value = median(self._samples)
 
     @property
@@ -76,7 +78,7 @@ class Learner:
         if seen.prompt_tokens and seen.estimated_tokens >= LEAST_ESTIMATED_TOKENS:
             ratio = seen.prompt_tokens / (seen.estimated_tokens / seen.ratio)
             if RATIO_BOUNDS[0] <= ratio <= RATIO_BOUNDS[1]:
-                self.tokens_ratio.setdefault(seen.language, RunningMedian(1.0)).add(ratio)
+                self.tokens_ratio.setdefault(seen.language, RunningMedian(1.0, LEAST_RATIO_SAMPLES)).add(ratio)
         endpoints = [endpoint for endpoint in pool.endpoints if endpoint.model == seen.model]
         if not endpoints:  # the pool changed meanwhile
             return

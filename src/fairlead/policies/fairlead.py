@@ -1,7 +1,9 @@
 """fairlead: the default policy. Network, cache, queue and decoding in one cost, divided by the chance of being right.
 
-cost = (rtt_weight * rtt + prefill_ms_per_token * (uncached + queue_weight * pending) + decode) / Q * penalty^attempts.
-Every term is in milliseconds, so a weight of 1 is the physical one. Sources: GORGO (network, cache, queue), LAAR (Q).
+cost = (rtt_weight * rtt + prefill_ms_per_token * (uncached * (1 + stall_weight * in-flight) + queue_weight * pending)
+        + decode) / Q * penalty^attempts
+A prefill stalls the requests that are already there: a share of that is counted as if it were ours. Every term is in
+milliseconds, so a weight of 1 is the physical one. Sources: GORGO (network, cache, queue), LAAR (Q).
 """
 
 from __future__ import annotations
@@ -23,18 +25,20 @@ from fairlead.policies.registry import Rule, register
 class Fairlead(Rule, frozen=True):
     rtt_weight: Annotated[float, Meta(ge=0)] = 1.0
     queue_weight: Annotated[float, Meta(ge=0)] = 1.0
+    stall_weight: Annotated[float, Meta(ge=0)] = 0.15  # settled by `fairlead bench-routing`; 0.1 to 0.2 are alike
     batch_slowdown: Annotated[float, Meta(ge=0)] = 0.03  # of decoding, for each request that shares the batch
     tie_ms: Annotated[float, Meta(ge=0)] = 2.0  # costs closer than the noise of measured round trips are equal
     retry_penalty: Annotated[float, Meta(ge=1, le=1e6)] = 1000.0  # a model that failed at temperature 0 fails again
 
     def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:  # noqa: ARG002
         rtt_weight, queue_weight, slowdown = self.rtt_weight, self.queue_weight, self.batch_slowdown
-        output_tokens, penalty = request.output_tokens, self.retry_penalty
+        stall_weight, output_tokens, penalty = self.stall_weight, request.output_tokens, self.retry_penalty
 
         def cost_ms(c: Candidate) -> float:
+            stalled_tokens = c.uncached_tokens * (1 + stall_weight * c.inflight_requests)
             latency_ms = (
                 rtt_weight * c.rtt_ms
-                + c.prefill_ms_per_token * (c.uncached_tokens + queue_weight * c.pending_prefill_tokens)
+                + c.prefill_ms_per_token * (stalled_tokens + queue_weight * c.pending_prefill_tokens)
                 + c.decode_ms_per_token * output_tokens * (1 + slowdown * c.inflight_requests)
             )
             return latency_ms / c.success_probability * penalty**c.attempts
@@ -46,7 +50,7 @@ class Fairlead(Rule, frozen=True):
         c = candidate
         return CostTerms(
             rtt_ms=self.rtt_weight * c.rtt_ms,
-            prefill_ms=c.prefill_ms_per_token * c.uncached_tokens,
+            prefill_ms=c.prefill_ms_per_token * c.uncached_tokens * (1 + self.stall_weight * c.inflight_requests),
             queue_ms=c.prefill_ms_per_token * self.queue_weight * c.pending_prefill_tokens,
             decode_ms=c.decode_ms_per_token * request.output_tokens * (1 + self.batch_slowdown * c.inflight_requests),
             success_probability=c.success_probability,
