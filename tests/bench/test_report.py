@@ -10,8 +10,10 @@ import msgspec
 from fairlead.bench.decision import MODEL, Cell
 from fairlead.bench.machine import this_machine
 from fairlead.bench.report import Report, markdown, write
+from fairlead.bench.tables.watches import Watching
 from fairlead.bench.through_envoy import SHAPES, Measured, Run, Shape
 from fairlead.bench.variants import ALONE, FAIRLEAD, NULL, REWRITING
+from tests.bench.tables.test_report import some_tables
 
 RATES = {ALONE: 10_000.0, NULL: 2000.0, FAIRLEAD: 1300.0, REWRITING: 1000.0}
 P50_US = {ALONE: 500.0, NULL: 1000.0, FAIRLEAD: 1600.0, REWRITING: 1700.0}
@@ -49,6 +51,7 @@ def a_report(*, failed: int = 0) -> Report:
         this_machine(),
         0.5,
         [],
+        None,
         Measured({"1 KB": 50_000.0}, dict.fromkeys((NULL, FAIRLEAD, REWRITING), 5.0), runs),
     )
 
@@ -80,6 +83,14 @@ def test_failed_requests_are_told_with_the_first_reason() -> None:
         a_report(failed=7)
     )
     assert "were answered 200" in markdown(a_report())
+
+
+def test_questions_of_watches_that_failed_are_failed_requests_too() -> None:
+    tables = some_tables()
+    watches = msgspec.structs.replace(tables.watches, runs=[Watching(10, 10.0, 0.2, 400, failures=3, unread=1)])
+    report = msgspec.structs.replace(a_report(failed=2), tables=msgspec.structs.replace(tables, watches=watches))
+
+    assert report.failures() == 6
 
 
 def test_both_files_are_written_and_the_json_holds_every_run(tmp_path: Path) -> None:

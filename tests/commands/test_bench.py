@@ -10,9 +10,12 @@ import typer
 from typer.testing import CliRunner
 
 from fairlead.bench import run as bench_run
+from fairlead.bench.tables.run import Effort as TablesEffort
 from fairlead.commands import bench
 from fairlead.errors import UserError
 from tests.bench.test_report import a_report
+
+BRIEF = TablesEffort(0.0, 10, watched_s=0.5, weighed=50_000, endpoints=20, sessions=400)
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def app() -> typer.Typer:
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_run, "QUICK", bench_run.Effort(0.0, 10, bench_run.QUICK.envoy))
+    monkeypatch.setattr(bench_run, "QUICK", bench_run.Effort(0.0, 10, BRIEF, bench_run.QUICK.envoy))
 
 
 @pytest.mark.usefixtures("brief")
@@ -37,6 +40,19 @@ def test_the_decision_part_alone_is_printed_and_written(app: typer.Typer, tmp_pa
     assert "`fairlead bench --quick --only decision --seed 3`" in result.stdout
     document = json.loads((tmp_path / "bench.json").read_text())
     assert (document["seed"], document["envoy"], len(document["decision"])) == (3, None, 112)
+
+
+@pytest.mark.usefixtures("brief")
+def test_the_tables_part_alone_is_printed_and_written(app: typer.Typer, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["bench", "--quick", "--only", "tables", "--out", str(tmp_path)])
+
+    assert result.exit_code == 0
+    assert "## Tables and watches" in result.stdout
+    assert "A decision among 20 endpoints with 400 sessions" in result.stdout
+    document = json.loads((tmp_path / "bench.json").read_text())
+    assert (document["envoy"], document["decision"]) == (None, [])
+    assert {weight["what"] for weight in document["tables"]["memory"]} >= {"sessions", "blocks, in prompts of 512"}
+    assert [run["endpoints"] for run in document["tables"]["watches"]["runs"]] == [10, 100]
 
 
 def test_a_failed_request_ends_with_1_after_the_report(

@@ -20,6 +20,7 @@ from fairlead.core.language import LANGUAGES
 from fairlead.core.lengths import BUCKETS
 from fairlead.core.pool import Endpoint, Pool
 from fairlead.core.router import Router
+from fairlead.extproc.headers import Headers
 from fairlead.extproc.pick import Pick, Shared, pick
 from fairlead.policies import build_policy
 from fairlead.telemetry.recorder import Recorder
@@ -29,17 +30,12 @@ ENDPOINTS: Final = (8, 64, 1024)
 SIZES_KIB: Final = (1, 64, 256, 1024)
 MODEL: Final = "bench-model"
 ROUTE: Final = "auto"  # asked by name, the body must be rewritten for the chosen model
+PATH: Final = "/v1/chat/completions"
 
 _BODIES: Final = 3  # of a kind and size, in turn
 _WARM_UP: Final = 5
 _IN_FLIGHT: Final = 4  # decisions whose load stays, so that ranks are not all ties
-_PATH: Final = "/v1/chat/completions"
-_HEADERS: Final = {
-    b":method": b"POST",
-    b":path": _PATH.encode(),
-    b"content-type": b"application/json",
-    b"x-session-id": b"bench-session",
-}
+_SESSION_HEADER: Final = b"x-session-id"
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -89,19 +85,37 @@ def slopes(measured: list[Cell], policy: str, kind: str) -> tuple[Slope, Slope]:
     return by_endpoint, by_kib
 
 
-def _decider(policy: str, endpoints: int, seed: int) -> Callable[[bytes], Pick]:
+def made_up(policy: str, endpoints: int, seed: int) -> Shared:
+    """A router over endpoints that are nowhere, and all else that `pick` needs."""
     rng = Random(seed)
     pool = Pool([_endpoint(number, rng) for number in range(endpoints)], {ROUTE: (MODEL,)})
-    shared = Shared(
+    return Shared(
         router=Router(pool, build_policy(policy, {}), fallbacks=2, rng=rng),
         recorder=Recorder(),
-        session_headers=(b"x-session-id",),
+        session_headers=(_SESSION_HEADER,),
         max_body_bytes=32 << 20,
         clock_s=time.perf_counter,
     )
 
+
+def request_headers(session: bytes) -> Headers:
+    return {
+        b":method": b"POST",
+        b":path": PATH.encode(),
+        b"content-type": b"application/json",
+        _SESSION_HEADER: session,
+    }
+
+
+def address_of(number: int) -> str:
+    return f"10.0.{number // 250}.{number % 250 + 1}:8000"
+
+
+def _decider(policy: str, endpoints: int, seed: int) -> Callable[[bytes], Pick]:
+    shared, headers = made_up(policy, endpoints, seed), request_headers(b"bench-session")
+
     def decide(body: bytes) -> Pick:
-        picked = pick(shared, _PATH, _HEADERS, b"bench-request", body, None)
+        picked = pick(shared, PATH, headers, b"bench-request", body, None)
         assert isinstance(picked, Pick), picked
         return picked
 
@@ -111,7 +125,7 @@ def _decider(policy: str, endpoints: int, seed: int) -> Callable[[bytes], Pick]:
 def _endpoint(number: int, rng: Random) -> Endpoint:
     table = {language: tuple(rng.uniform(0.3, 1.0) for _ in BUCKETS) for language in LANGUAGES}
     return Endpoint(
-        address=f"10.0.{number // 250}.{number % 250 + 1}:8000",
+        address=address_of(number),
         model=MODEL,
         prefill_ms_per_token=0.05,
         decode_ms_per_token=12.0,

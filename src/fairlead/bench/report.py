@@ -10,7 +10,11 @@ import msgspec
 from fairlead.bench.bodies import KINDS
 from fairlead.bench.decision import ENDPOINTS, MODEL, POLICIES, ROUTE, SIZES_KIB, Cell, slopes
 from fairlead.bench.machine import Machine
+from fairlead.bench.markdown import machine_facts, table
 from fairlead.bench.numbers import spread
+from fairlead.bench.tables.report import sections as tables_sections
+from fairlead.bench.tables.run import Tables
+from fairlead.bench.tables.targets import tables_targets
 from fairlead.bench.targets import Target, added_us, decision_targets, envoy_targets, share_of
 from fairlead.bench.through_envoy import CONNECTIONS, STEADY_RATE_PER_S, Measured, Run, Shape
 from fairlead.bench.variants import ALONE, FAIRLEAD, NULL, REWRITING
@@ -27,11 +31,20 @@ class Report(msgspec.Struct, frozen=True):
     machine: Machine
     load_average_after: float
     decision: list[Cell]
+    tables: Tables | None
     envoy: Measured | None
 
     def targets(self) -> list[Target]:
         aims = list(decision_targets(self.decision))
-        return aims + (list(envoy_targets(self.envoy.runs)) if self.envoy is not None else [])
+        if self.tables is not None:
+            aims += tables_targets(self.tables)
+        if self.envoy is not None:
+            aims += envoy_targets(self.envoy.runs)
+        return aims
+
+    def failures(self) -> int:
+        """Requests that failed, to engines by watches among them."""
+        return sum(part.failures() for part in (self.tables, self.envoy) if part is not None)
 
 
 def write(report: Report, folder: Path) -> None:
@@ -44,31 +57,20 @@ def write(report: Report, folder: Path) -> None:
 
 
 def markdown(report: Report) -> str:
-    parts = [_head(report), _targets(report.targets())]
+    facts = machine_facts(report.command, report.seed, report.machine, report.load_average_after)
+    parts = [f"# Benchmark\n\n{facts}", _targets(report.targets())]
     if report.decision:
         parts += list(_decision(report.decision))
+    if report.tables is not None:
+        parts += list(tables_sections(report.tables))
     if report.envoy is not None:
         parts += list(_envoy(report.envoy))
     return "\n\n".join(parts) + "\n"
 
 
-def _head(report: Report) -> str:
-    machine = report.machine
-    facts = (
-        ("Command", f"`{report.command}`"),
-        ("Seed", report.seed),
-        ("Date", machine.date),
-        ("Commit", machine.commit),
-        ("Machine", f"{machine.cpu}, {machine.cores} cores, {machine.kernel}"),
-        ("Software", f"Python {machine.python}, Envoy {machine.envoy}"),
-        ("Load average before and after", f"{machine.load_average:.2f}, {report.load_average_after:.2f}"),
-    )
-    return "# Benchmark\n\n" + "\n".join(f"- {name}: {value}" for name, value in facts)
-
-
 def _targets(targets: Iterable[Target]) -> str:
     rows = [(t.what, t.aim, t.measured, "holds" if t.holds else "**missed**") for t in targets]
-    return "## Targets\n\n" + _table(("What", "Target", "Measured", ""), rows)
+    return "## Targets\n\n" + table(("What", "Target", "Measured", ""), rows)
 
 
 def _decision(cells: list[Cell]) -> Iterator[str]:
@@ -89,7 +91,7 @@ def _decision(cells: list[Cell]) -> Iterator[str]:
             rows.append((policy, kind, *slope_texts))
     yield (
         "### Growth\n\nLeast squares over all cells of a kind of body: per endpoint with the body held, per KiB with "
-        "the endpoints held.\n\n" + _table(("Policy", "Body", "µs an endpoint", "µs a KiB"), rows)
+        "the endpoints held.\n\n" + table(("Policy", "Body", "µs an endpoint", "µs a KiB"), rows)
     )
 
 
@@ -101,7 +103,7 @@ def _matrix(cells: list[Cell]) -> str:
         for endpoints in ENDPOINTS
         if (kind, endpoints, SIZES_KIB[0]) in by_place
     ]
-    return _table(("Body", "Endpoints", *(f"{size} KB" for size in SIZES_KIB)), rows)
+    return table(("Body", "Endpoints", *(f"{size} KB" for size in SIZES_KIB)), rows)
 
 
 def _times(cell: Cell) -> str:
@@ -157,7 +159,7 @@ def _saturated(runs: Sequence[Run], shape: Shape) -> str:
             )
         )
     heads = ("", "Requests/s", "of alone", "of null", "Sidecar CPU µs", "Envoy CPU µs", "Cores: sidecar/Envoy/upstream")
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 def _steady(measured: Measured) -> str:
@@ -179,13 +181,8 @@ def _steady(measured: Measured) -> str:
             )
         )
     heads = ("", "p50 µs", "p99 µs", "added p50 µs", "added p99 µs", "Sidecar CPU µs", "idle ms/s", "RSS MiB")
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 def _of(runs: Sequence[Run], shape: Shape, variant: str) -> list[Run]:
     return [run for run in runs if (run.shape, run.variant) == (shape, variant)]
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

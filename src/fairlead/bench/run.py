@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from fairlead.bench import decision, through_envoy
 from fairlead.bench.machine import this_machine
 from fairlead.bench.report import Report
+from fairlead.bench.tables import run as tables
 from fairlead.memory import keep_freed_memory
 
 
@@ -21,28 +22,43 @@ class Effort(msgspec.Struct, frozen=True):
 
     cell_s: float
     most_repeats: int
+    tables: tables.Effort
     envoy: through_envoy.Effort
 
 
-FULL: Final = Effort(0.5, 500, through_envoy.Effort(rounds=5, saturated_s=2.5, steady_s=5.0))
-QUICK: Final = Effort(0.1, 60, through_envoy.Effort(rounds=2, saturated_s=1.0, steady_s=1.5))
+FULL: Final = Effort(
+    cell_s=0.5,
+    most_repeats=500,
+    tables=tables.Effort(cell_s=1.0, most_repeats=500, watched_s=20.0),
+    envoy=through_envoy.Effort(rounds=5, saturated_s=2.5, steady_s=5.0),
+)
+QUICK: Final = Effort(
+    cell_s=0.1,
+    most_repeats=60,
+    tables=tables.Effort(cell_s=0.2, most_repeats=100, watched_s=5.0),
+    envoy=through_envoy.Effort(rounds=2, saturated_s=1.0, steady_s=1.5),
+)
 
 
-def run(command: str, seed: int, effort: Effort, *, has_decision: bool, has_envoy: bool) -> Report:
+def run(command: str, seed: int, effort: Effort, *, has_decision: bool, has_tables: bool, has_envoy: bool) -> Report:
     """Measure the parts that are asked for."""
     machine = this_machine()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     cells: list[decision.Cell] = []
-    measured = None
+    weighed, measured = None, None
     # Two redraws a second: the bar must not take time from what is measured.
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), refresh_per_second=2) as progress:
-        if has_decision:
+        if has_decision or has_tables:
             keep_freed_memory()  # as `serve` does
+        if has_decision:
             task = progress.add_task("decisions", total=len(decision.cells()))
             for cell in decision.measure(seed, effort.cell_s, effort.most_repeats):
                 cells.append(cell)
                 progress.advance(task)
+        if has_tables:
+            task = progress.add_task("tables and watches", total=effort.tables.steps())
+            weighed = tables.measure(effort.tables, seed, lambda: progress.advance(task))
         if has_envoy:
             task = progress.add_task("through Envoy", total=effort.envoy.runs())
             measured = asyncio.run(through_envoy.measure(effort.envoy, seed, lambda: progress.advance(task)))
-    return Report(command, seed, machine, os.getloadavg()[0], cells, measured)
+    return Report(command, seed, machine, os.getloadavg()[0], cells, weighed, measured)

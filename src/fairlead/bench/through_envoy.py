@@ -66,7 +66,7 @@ class Measured(msgspec.Struct, frozen=True):
     idle_cpu_ms_per_s: dict[str, float]  # by variant: the sidecar without a request, probes of engines included
     runs: list[Run]
 
-    def errors(self) -> int:
+    def failures(self) -> int:
         return sum(run.errors for run in self.runs)
 
 
