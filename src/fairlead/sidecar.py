@@ -178,7 +178,8 @@ class Sidecar:
         seen = _stamp(self._path)
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(wanted.wait(), _WATCH_S)
+                async with asyncio.timeout(_WATCH_S):  # not wait_for: Python 3.11's may swallow a cancellation
+                    await wanted.wait()
             stamp = _stamp(self._path) or seen  # None: the file is being replaced this moment
             if wanted.is_set() or stamp != seen:
                 wanted.clear()
