@@ -30,6 +30,7 @@ from fairlead.engines.observer import Observers
 from fairlead.errors import UserError
 from fairlead.extproc.pick import Shared
 from fairlead.extproc.server import ProcessorServer
+from fairlead.memory import spare_from_collection
 from fairlead.policies import build_policy
 from fairlead.pool_setup import make_pool
 from fairlead.stores import open_store
@@ -131,6 +132,7 @@ class Sidecar:
         await self._kv_following.follow(self.config, self.router.pool.endpoints)
         if self.store is not None:
             self.store.start()
+        spare_from_collection()
         log.info(
             "serving", grpc=self.config.listen.grpc, admin=self.config.listen.admin, policy=self.config.policy.name
         )

@@ -20,6 +20,7 @@ from fairlead.bench.numbers import quantile
 from fairlead.bench.tables.prefixes import addresses_of, fill
 from fairlead.core.facts import session_key
 from fairlead.extproc.pick import Pick, Shared, pick
+from fairlead.memory import spare_from_collection
 
 Turn = Literal["empty", "known", "new"]
 TURNS: Final[tuple[Turn, ...]] = ("empty", "known", "new")
@@ -50,6 +51,7 @@ class Crowd:
 
     def __init__(self, seed: int, endpoints: int, sessions: int) -> None:
         self.empty, self.full = made_up("fairlead", endpoints, seed), made_up("fairlead", endpoints, seed)
+        spare_from_collection()  # as `serve` does when it has started
         self._sessions = sessions
         self._new = count()
         self._known = count()

@@ -21,6 +21,7 @@ from fairlead.bench.tables.prefixes import addresses_of, new_chain
 from fairlead.core.facts import session_key
 from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.sessions import SessionTable
+from fairlead.memory import spare_from_collection
 
 PROMPT_BLOCKS: Final = (8, 64, 512, 2048)
 _ENDPOINTS: Final = 64
@@ -63,6 +64,7 @@ def blocks(prompt_blocks: int, count: int) -> Weight:
     index = PrefixIndex(max_bytes=_ENOUGH)
     for address in addresses:
         index.set_capacity(address, count)
+    spare_from_collection()  # as `serve` does when it has started
     before_bytes, before_counted = _resident(), index.used_bytes
     for number in range(count // prompt_blocks):
         index.insert(new_chain(rng, prompt_blocks), addresses[number % _ENDPOINTS], 0.0)
@@ -77,6 +79,7 @@ def sessions(count: int) -> Weight:
     addresses = addresses_of(_ENDPOINTS)
     before_bytes = _resident()
     table = SessionTable(max_entries=count, ttl_s=_ENOUGH)
+    spare_from_collection()
     for number in range(count):
         key = session_key(b"session-%d" % number)
         table.bind(key, addresses[number % _ENDPOINTS], number / _BINDS_PER_S)
