@@ -1,8 +1,8 @@
 """Memory of a process that serves requests: freed memory stays, and the collector leaves the large tables alone.
 
 Bodies of some 100 KB come and go with every request. By default glibc gives blocks over 128 KB back to the kernel and
-faults each page in again for the next body, which costs more than parsing it: 535 us a request of 256 KB against 304, as
-measured. The price: the peak stays resident.
+faults each page in again for the next body, which costs more than parsing it: 535 us a request of 256 KB against 304,
+as measured. The price: the peak stays resident.
 """
 
 from __future__ import annotations
