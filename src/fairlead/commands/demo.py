@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Coroutine
 from typing import Annotated
@@ -68,8 +67,7 @@ async def _until_sigterm(show: Coroutine[None, None, None]) -> None:
     """SIGTERM ends the show as Ctrl-C does: in order, with all children stopped."""
     task = asyncio.current_task()
     assert task is not None
-    with contextlib.suppress(NotImplementedError):  # Windows
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     await show
 
 
