@@ -161,7 +161,9 @@ class Sidecar:
         if fixed:
             log.warning("these sections need a restart to change", sections=fixed)
         old_addresses = set(self.router.pool.by_address)
-        self.router.pool, self.router.policy = pool, _policy(config)
+        self.router.pool = pool
+        if config.policy != self.config.policy:
+            self.router.use(_policy(config))
         self.router.fallbacks = config.gateway.fallbacks
         self.learner.apply(pool.endpoints)
         self.config = config

@@ -6,11 +6,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from random import Random
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from fairlead.core.cost import CostTerms
 from fairlead.core.facts import RequestFacts
 from fairlead.core.pool import Candidate
+
+if TYPE_CHECKING:
+    from fairlead.core.feedback import Tuner
 
 Why = Literal["cost", "affinity", "migration", "fallback"]
 
@@ -28,7 +31,10 @@ class Ranking(NamedTuple):
 
 
 class Policy(Protocol):
-    """A routing rule. It keeps nothing between two calls: all it knows is in its arguments and its parameters."""
+    """A routing rule. It keeps nothing between two calls: all it knows is in its arguments and its parameters.
+
+    What a rule learns from is kept by its tuner, which replaces the rule by one with other parameters.
+    """
 
     def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:
         """Every candidate, best first; `candidates` is never empty."""
@@ -36,6 +42,10 @@ class Policy(Protocol):
 
     def explain(self, request: RequestFacts, candidate: Candidate) -> CostTerms | None:
         """The terms of a candidate's cost, or None for a rule that does not reckon in milliseconds."""
+        ...
+
+    def tuner(self, rng: Random) -> Tuner | None:
+        """A new tuner of this rule's parameters, or None for a rule that stays as it is."""
         ...
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from fairlead.core.cost import CostTerms
 from fairlead.core.facts import RequestFacts
+from fairlead.core.feedback import Outcome, Tuner
 from fairlead.core.ledger import Ticket
 from fairlead.core.pool import Candidate, Endpoint, Pool, candidates, fitting
 from fairlead.core.prefix_index import PrefixIndex
@@ -45,6 +46,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     rtt_ms: float
     considered: int
     best: tuple[Choice, ...]
+    number: int  # of this router's decisions, from 1
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
@@ -54,7 +56,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
 
 
 class Router:
-    """Decides over one pool with one policy; both may be replaced between two decisions."""
+    """Decides over one pool with one policy; both may be replaced between two decisions (`pool`, `use`)."""
 
     def __init__(
         self,
@@ -67,7 +69,6 @@ class Router:
         sessions: SessionTable | None = None,
     ) -> None:
         self.pool = pool
-        self.policy = policy
         self.fallbacks = fallbacks
         self.index = index if index is not None else PrefixIndex()
         self.sessions = sessions if sessions is not None else SessionTable()
@@ -75,6 +76,12 @@ class Router:
         self.last_policy_failure = ""
         self._rng = rng
         self._decisions = 0
+        self.use(policy)
+
+    def use(self, policy: Policy, tuner: Tuner | None = None) -> None:
+        """Decide by `policy` from now on; `tuner` may change its weights, else the tuner that the policy names."""
+        self.policy = policy
+        self.tuner = tuner if tuner is not None else policy.tuner(self._rng)
 
     def decide(
         self, request: RequestFacts, subset: Collection[str] | None = None, now_s: float = 0.0
@@ -117,6 +124,7 @@ class Router:
             rtt_ms=first.rtt_ms,
             considered=len(options),
             best=best,
+            number=self._decisions,
         )
 
     def commit(self, request: RequestFacts, address: str, now_s: float) -> None:
@@ -128,6 +136,19 @@ class Router:
                 endpoint.indexed_blocks = self.index.blocks(address)
         if request.session is not None and self.sessions.address_of(request.session) != address:
             self.sessions.bind(request.session, address, now_s)
+
+    def feedback(self, decision: Decision, outcome: Outcome) -> None:
+        """`decision` has ended: whoever tunes the weights hears of it."""
+        if self.tuner is None:
+            return
+        try:
+            policy = self.tuner.heard(decision, outcome, self._decisions)
+        except Exception:  # as in `_rank`: counted, and the weights stay as they are
+            self.last_policy_failure = traceback.format_exc(limit=-8)
+            self.policy_failures += 1
+            return
+        if policy is not None:
+            self.policy = policy
 
     def _host(self, request: RequestFacts, now_s: float) -> str | None:
         """Where the session lives, unless its model has already answered this request wrongly."""
@@ -148,7 +169,7 @@ class Router:
         first = endpoints[0]
         addresses = tuple([endpoint.address for endpoint in endpoints[: 1 + self.fallbacks]])
         ticket = self._take(first, 0, 0)
-        return Decision(addresses, first.model, "fallback", ticket, 0, 0, 0.0, len(endpoints), ())
+        return Decision(addresses, first.model, "fallback", ticket, 0, 0, 0.0, len(endpoints), (), self._decisions)
 
     def _rank(
         self, request: RequestFacts, options: list[Candidate]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from random import Random
 from typing import Any, TypeVar
 
 import msgspec
 
 from fairlead.core.cost import CostTerms
 from fairlead.core.facts import RequestFacts
+from fairlead.core.feedback import Tuner
 from fairlead.core.pool import Candidate
 from fairlead.core.ranking import Policy
 
@@ -19,6 +21,10 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def explain(self, request: RequestFacts, candidate: Candidate) -> CostTerms | None:  # noqa: ARG002
         """No cost in milliseconds, unless the policy says otherwise."""
+        return None
+
+    def tuner(self, rng: Random) -> Tuner | None:  # noqa: ARG002
+        """Parameters stay as they are, unless the policy says otherwise."""
         return None
 
 

@@ -1,0 +1,100 @@
+"""GORGO's tuner of weights exactly as published, faults and all: a baseline. The one to use is in `fairlead.tuning`.
+
+A (1+1) evolution strategy with Rechenberg's 1/5 rule over the logarithms of the weights. Every `report_every` outcomes
+the last `window` of them are the score of the weights in force, whichever weights routed them. Source: GORGO and its
+package `gorgo-lb` 0.2.0 (`GaussianESTuner`, `OnlineTuner`); what is wrong with it is listed in `docs/tune.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Final
+
+Weights = Mapping[str, float]
+Box = Mapping[str, tuple[float, float]]  # the least and the greatest value of each weight, both above 0
+
+SIGMA: Final = 0.5  # of the logarithm of a weight
+LEAST_SIGMA: Final = 0.05
+SIGMA_DECAY: Final = 0.817
+SUCCESS_WINDOW: Final = 8  # proposals
+TARGET_RATE: Final = 0.2
+TOLERANCE: Final = 0.005  # relative; scores are negative, so it lets worse ones in
+SCORED_QUANTILE: Final = 0.95
+
+
+class EvolutionStrategy:
+    """Proposes weights and takes their score, greater is better; the incumbent's score is never measured again."""
+
+    def __init__(self, start: Weights, box: Box, rng: Random) -> None:
+        self.best: Weights = {name: _clamped(start[name], box[name]) for name in box}
+        self.best_score: float | None = None
+        self.sigma = SIGMA
+        self._box = box
+        self._rng = rng
+        self._successes: deque[bool] = deque(maxlen=SUCCESS_WINDOW)
+
+    def propose(self) -> Weights | None:
+        """The weights to try next, or None when the step has become too small to go on."""
+        if self.best_score is None:
+            return self.best
+        if self.sigma < LEAST_SIGMA:
+            return None
+        return {
+            name: _clamped(math.exp(math.log(self.best[name]) + self.sigma * self._rng.gauss(0.0, 1.0)), bounds)
+            for name, bounds in self._box.items()
+        }
+
+    def report(self, candidate: Weights, score: float) -> bool:
+        """Whether `candidate` is the best from now on. The first report is the start's, whatever it is."""
+        if self.best_score is None:
+            self.best_score = score
+            return True
+        accepted = score > self.best_score * (1.0 + TOLERANCE)
+        if accepted:
+            self.best, self.best_score = candidate, score
+        self._successes.append(accepted)
+        if len(self._successes) == SUCCESS_WINDOW:
+            rate = sum(self._successes) / SUCCESS_WINDOW
+            if rate > TARGET_RATE:
+                self.sigma /= SIGMA_DECAY
+            elif rate < TARGET_RATE:
+                self.sigma *= SIGMA_DECAY
+        return accepted
+
+
+class HillClimb:
+    """The strategy over a stream of times to first token; `weights` are those in force."""
+
+    def __init__(self, start: Weights, box: Box, rng: Random, *, window: int, report_every: int) -> None:
+        self._strategy = EvolutionStrategy(start, box, rng)
+        self._outcomes: deque[float] = deque(maxlen=window)
+        self._window = window
+        self._report_every = report_every
+        self._since_report = 0
+        self.weights: Weights = self._strategy.best
+        self.ended = False
+
+    def heard(self, first_token_ms: float) -> bool:
+        """One more outcome came; whether `weights` are new."""
+        self._outcomes.append(first_token_ms)
+        self._since_report += 1
+        if self.ended or self._since_report < self._report_every or len(self._outcomes) < self._window:
+            return False
+        self._since_report = 0
+        self._strategy.report(self.weights, -_quantile(self._outcomes))
+        proposal = self._strategy.propose()
+        self.ended = proposal is None
+        self.weights = self._strategy.best if proposal is None else proposal
+        return True
+
+
+def _quantile(values: Sequence[float]) -> float:
+    """As the package does it: the nearest rank, a half rounded to even."""
+    return sorted(values)[round(SCORED_QUANTILE * (len(values) - 1))]
+
+
+def _clamped(value: float, bounds: tuple[float, float]) -> float:
+    return max(bounds[0], min(bounds[1], value))
