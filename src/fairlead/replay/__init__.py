@@ -1,0 +1,1 @@
+"""Trace replay: recorded traffic through the router's own code and simulated engines, in simulated time."""
