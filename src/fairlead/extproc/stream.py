@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterable
 from itertools import cycle, islice
 from typing import Final
 
+from fairlead.core.feedback import Outcome
+from fairlead.core.learning import Observation
 from fairlead.core.prompt import generation_path
 from fairlead.core.router import Decision, Refusal
 from fairlead.extproc import headers as h
@@ -57,6 +59,7 @@ class Stream:
         "_request_id",
         "_response_duplex",
         "_route",
+        "_seen",
         "_settled",
         "_shared",
         "_started_s",
@@ -77,8 +80,9 @@ class Stream:
         self._ended = False
         self._decision: Decision | None = None
         self._pick_made: Pick | None = None
-        self._picked_s = 0.0
+        self._picked_s = self._started_s
         self._observed: ObservedAnswer | None = None
+        self._seen: Observation | None = None  # what the observed answer said
         self._route = ""
         self._code = ABORTED_CODE
 
@@ -109,8 +113,16 @@ class Stream:
         endpoint = decision.ticket.endpoint
         decision.ticket.release()
         address = endpoint.address if endpoint is not None else decision.addresses[0]
-        duration_s = self._shared.clock_s() - self._started_s
-        self._shared.recorder.ended(self._route, decision.model, address, self._code, duration_s)
+        now_s = self._shared.clock_s()
+        self._shared.recorder.ended(self._route, decision.model, address, self._code, now_s - self._started_s)
+        self._shared.router.feedback(decision, self._outcome(now_s))
+
+    def _outcome(self, now_s: float) -> Outcome:
+        total_ms, seen = (now_s - self._picked_s) * 1e3, self._seen
+        if seen is None:
+            return Outcome(self._code, total_ms)
+        known = seen.first_token_ms, seen.prompt_tokens, seen.cached_tokens, seen.completion_tokens
+        return Outcome(self._code, total_ms, *known)
 
     def pass_on(self, message: ProcessingRequest) -> Replies:
         """Replies that change nothing, for when `on` raised: Envoy's fallback policy picks, and the request flows."""
@@ -273,7 +285,7 @@ class Stream:
             observed.part(part.body, now_s)
             if part.end_of_stream:
                 self._observed = None
-                seen = observed.ended(now_s)
+                self._seen = seen = observed.ended(now_s)
                 shared.learner.observe(seen, shared.router.pool)
                 shared.recorder.observed(seen)
         if part.end_of_stream:

@@ -1,0 +1,88 @@
+"""What the router hears of a request that ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from fairlead.core.feedback import Outcome
+from fairlead.core.router import Decision
+from fairlead.extproc.pb import ext_proc_pb2 as pb
+from tests.extproc.world import (
+    Conversation,
+    chat,
+    header_map,
+    make_shared,
+    request_body,
+    request_headers,
+    response_body,
+    response_headers,
+    response_trailers,
+)
+
+USAGE = b'{"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}'
+
+
+@dataclass
+class Heard:
+    """A tuner that changes nothing."""
+
+    outcomes: list[tuple[Decision, Outcome]] = field(default_factory=list)
+
+    def heard(self, decision: Decision, outcome: Outcome, decided: int) -> None:  # noqa: ARG002
+        self.outcomes.append((decision, outcome))
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def conversation(messages_per_second: float = 0.0) -> tuple[Conversation, Heard, Clock]:
+    clock, heard = Clock(), Heard()
+    shared = replace(make_shared(messages_per_second=messages_per_second), clock_s=clock)
+    shared.router.use(shared.router.policy, heard)
+    return Conversation(shared), heard, clock
+
+
+def event_stream() -> pb.ProcessingRequest:
+    headers = header_map({":status": "200", "content-type": "text/event-stream"})
+    return pb.ProcessingRequest(response_headers=pb.HttpHeaders(headers=headers))
+
+
+def test_the_router_hears_once_how_long_a_request_took_from_its_pick() -> None:
+    talk, heard, clock = conversation()
+    talk.say(request_headers())
+    clock.now_s = 1.0
+    talk.say(request_body(chat()))
+    clock.now_s = 3.5
+    talk.say(response_headers(), response_trailers())
+    talk.stream.close()
+    assert [outcome for _, outcome in heard.outcomes] == [Outcome(200, 2500.0)]
+    assert heard.outcomes[0][0].number == 1
+
+
+def test_of_an_observed_answer_it_hears_the_first_token_and_the_usage() -> None:
+    talk, heard, clock = conversation(messages_per_second=100.0)
+    talk.say(request_headers(), request_body(chat()), event_stream())
+    clock.now_s = 0.25
+    talk.say(response_body(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'))
+    clock.now_s = 1.0
+    talk.say(response_body(b'data: {"choices":[],"usage":' + USAGE + b"}\n\ndata: [DONE]\n\n", end=True))
+    assert [outcome for _, outcome in heard.outcomes] == [Outcome(200, 1000.0, 250.0, 9, 4, 2)]
+
+
+def test_a_client_that_leaves_before_the_answer_is_heard_of_as_499() -> None:
+    talk, heard, clock = conversation()
+    talk.say(request_headers(), request_body(chat()))
+    clock.now_s = 2.0
+    talk.stream.close()
+    assert [outcome for _, outcome in heard.outcomes] == [Outcome(499, 2000.0)]
+
+
+def test_a_request_that_is_not_read_is_heard_of_too() -> None:
+    talk, heard, _ = conversation()
+    talk.say(request_headers("GET", "/some/page", end=True), response_headers(404, end=True))
+    assert [(decision.why, outcome.code) for decision, outcome in heard.outcomes] == [("fallback", 404)]
