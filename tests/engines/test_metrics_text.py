@@ -55,6 +55,7 @@ def test_a_page_of_vllm() -> None:
         kv_usage=0.25,
         kv_capacity_tokens=16 * 27000,
         kv_block_tokens=16,
+        kv_dtype="auto",
         prefix_queried_tokens=1_200_000,
         prefix_hit_tokens=400,
         prompt_tokens=1000,

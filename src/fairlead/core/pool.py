@@ -31,8 +31,10 @@ class Endpoint:
     capability: Capability = NEUTRAL
     region: str = ""
     engine: str = "vllm"
+    kv_connector: str = ""  # by which its KV can go elsewhere: mooncake, nixl, or a store that it shares; empty: none
 
     healthy: bool = True  # all that the request path reads of `health`
+    draining: bool = False  # by order of an operator: its sessions move away, and no new one comes
     rtt_ms: float = 0.0
     reported: EngineReport = UNKNOWN
     identity: EngineIdentity = UNIDENTIFIED
@@ -61,6 +63,7 @@ class Endpoint:
         self.model, self.capability = other.model, other.capability
         self.prefill_ms_per_token, self.decode_ms_per_token = other.prefill_ms_per_token, other.decode_ms_per_token
         self.configured_max_model_len, self.region, self.engine = other.max_model_len, other.region, other.engine
+        self.kv_connector = other.kv_connector
         self.identified(self.identity)
 
     def identified(self, identity: EngineIdentity) -> None:

@@ -20,6 +20,7 @@ class EngineReport(msgspec.Struct, frozen=True, gc=False):
     kv_usage: float | None = None  # 0 to 1, of requests that run; cached blocks that none uses count as free
     kv_capacity_tokens: int | None = None
     kv_block_tokens: int | None = None
+    kv_dtype: str | None = None
     prefix_queried_tokens: int | None = None
     prefix_hit_tokens: int | None = None
     prompt_tokens: int | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Final
 
 import msgspec
@@ -35,16 +36,30 @@ class SessionFacts(msgspec.Struct, frozen=True, gc=False):
     idle_s: int
 
 
+class Moved(msgspec.Struct, frozen=True, gc=False):
+    """What a move makes of a session: how often it has moved by now, and whether it came back to where it had left."""
+
+    times: int
+    back: bool
+
+
 class _Host(msgspec.Struct, gc=False):
     address: str
     sessions: int = 0
     gone: bool = False
 
 
+class _Moves(msgspec.Struct, gc=False):
+    tried_s: int  # the last of them, whether it succeeded or not
+    times: int = 0
+    left: str = ""  # the address it was moved from last
+
+
 class _Entry(msgspec.Struct, gc=False):
     host: _Host
     bound_s: int
     used_s: int
+    moves: _Moves | None = None  # of the few that were ever moved
 
 
 _Shard = OrderedDict[bytes, _Entry]  # the session unused longest is the first
@@ -109,6 +124,29 @@ class SessionTable:
         self.bind(session, target, now_s)
         return True
 
+    def since_move_s(self, session: bytes, now_s: float) -> float:
+        """Whole seconds since a move of `session` was tried, here or by another sidecar; infinite if none ever was."""
+        entry = self._shards[hash(session) & self._mask].get(session)
+        if entry is None or entry.moves is None:
+            return inf
+        return self._second(now_s) - entry.moves.tried_s - 1  # both were cut to a second: never too much
+
+    def tried_to_move(self, session: bytes, now_s: float) -> None:
+        """A move of `session` begins."""
+        entry = self._shards[hash(session) & self._mask].get(session)
+        if entry is not None:
+            self._begin_move(entry, self._second(now_s))
+
+    def moved(self, session: bytes, source: str, target: str) -> Moved:
+        """A move of `session`, which `tried_to_move` began, was made."""
+        entry = self._shards[hash(session) & self._mask].get(session)
+        if entry is None or entry.moves is None:
+            return Moved(1, back=False)
+        moves = entry.moves
+        back = moves.left == target
+        moves.times, moves.left = moves.times + 1, source
+        return Moved(moves.times, back)
+
     # ---- beside it ----------------------------------------------------------------------------------------------
 
     def address_of(self, session: bytes) -> str | None:
@@ -119,8 +157,10 @@ class SessionTable:
         return entry.host.address
 
     def learn(self, session: bytes, address: str, now_s: float) -> None:
-        """As `bind`, of a session that another sidecar bound: the listener is not told."""
-        self._put(session, address, now_s)
+        """As `bind`, of a session that another sidecar bound: the listener is not told. Another host is a move."""
+        before = self._put(session, address, now_s)
+        if before is not None and before != address:
+            self._begin_move(self._shards[hash(session) & self._mask][session], self._now_s)
 
     def forget_host(self, address: str) -> None:
         """Nobody lives at `address` any more."""
@@ -157,6 +197,13 @@ class SessionTable:
         return SessionFacts(address, now - entry.bound_s, now - entry.used_s)
 
     # ---- inside -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _begin_move(entry: _Entry, now: int) -> None:
+        if entry.moves is None:
+            entry.moves = _Moves(now)
+        else:
+            entry.moves.tried_s = now
 
     def _put(self, session: bytes, address: str, now_s: float) -> str | None:
         """Bind, and return the address of before."""

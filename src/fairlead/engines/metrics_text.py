@@ -52,6 +52,7 @@ _COUNTERS: Final = frozenset({"queried", "queried_prompt", "hit", "prompt", "gen
 _TOO_MUCH: Final = 1e18  # of anything; keeps sums finite
 _RANK: Final = re.compile(rb'[{,](?:engine|dp_rank)="([^"]*)"')
 _BLOCK_SIZE: Final = re.compile(rb'[{,]block_size="([0-9]{1,9})"')
+_DTYPE: Final = re.compile(rb'\nvllm:cache_config_info\{[^\n]{0,4096}?[{,]?cache_dtype="([\w.]{1,32})"')
 _BLOCKS: Final = re.compile(rb'[{,]num_gpu_blocks="([0-9]{1,12})"')
 
 _Ranks = dict[bytes, float]  # a value for each data-parallel rank
@@ -64,6 +65,7 @@ def read_metrics(text: bytes, now_s: float) -> EngineReport | None:
         _add(_FIELDS[line[1]], line[2], found)
     if not found or found.keys() == {"start"}:
         return None
+    dtype = _DTYPE.search(text)
     block, start, both = found.get("block"), found.get("start"), found.get("queried_prompt")
     return EngineReport(
         running_requests=_total(found.get("running")),
@@ -71,6 +73,7 @@ def read_metrics(text: bytes, now_s: float) -> EngineReport | None:
         kv_usage=_mean_share(found.get("kv_usage")),
         kv_capacity_tokens=_total(found.get("capacity")) or None,  # nothing serves with 0
         kv_block_tokens=(int(max(block.values())) if block else 0) or None,
+        kv_dtype=dtype[1].decode() if dtype is not None else None,
         prefix_queried_tokens=_total(found.get("queried", both)),
         prefix_hit_tokens=_total(found.get("hit")),
         prompt_tokens=_total(found.get("prompt", both)),

@@ -1,0 +1,241 @@
+"""Moving a session off a hot host: whether, to which endpoint, and how. It decides; what copies KV is elsewhere.
+
+A session stays where its context is cached until too many tokens wait for prefill there. Then its next request may
+send it to the endpoint of the same model with the fewest tokens waiting. Loads are what the router observes, never a
+predicted transfer time. Source: EAR, section 4.3.
+
+Three ways, by what the two engines can do:
+- copy: the KV is copied beside the request path, and the session moves once the copy is confirmed;
+- pull: the request goes to the target at once, which reads the KV from a store that both engines share;
+- recompute: the request goes to the target at once, which computes the context again, if that is sooner all the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Final, Literal
+
+import msgspec
+
+from fairlead.core.facts import RequestFacts
+from fairlead.core.pool import Endpoint
+from fairlead.core.sessions import SessionTable
+
+COOL_SHARE: Final = 0.5  # of the threshold: a hot host is hot until it is down to this
+FIRST_PAUSE_S: Final = 5.0  # of an endpoint after a copy that failed there; doubles with each further one
+LONGEST_PAUSE_S: Final = 300.0
+
+How = Literal["copy", "pull", "recompute"]
+Why = Literal["cooling", "small", "not_cached", "no_target", "dear", "busy"]
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """When to move. Tokens are as the router estimates them, times are seconds.
+
+    A host is hot with more than `hot_tokens` waiting for prefill, and more than `hot_ratio` times the median of the
+    other endpoints of its model.
+    """
+
+    hot_tokens: int = 16_384
+    hot_ratio: float = 2.0
+    cool_down_s: float = 60.0  # in which a session does not move again
+    least_tokens: int = 2048  # of context, cached at the host and not at the target, that are worth a move
+    most_copies: int = 4  # at once
+    most_copies_per_endpoint: int = 1  # as their source or as their target
+
+
+class Move(msgspec.Struct, frozen=True, gc=False):
+    """A session's context goes from `source` to `target`; the generations tell whether either restarted meanwhile."""
+
+    session: bytes
+    source: str
+    target: str
+    how: How
+    tokens: int  # of the request's prompt, cached at the source
+    source_generation: int
+    target_generation: int
+
+    @property
+    def redirects(self) -> bool:
+        """Whether the request that caused it goes to the target already."""
+        return self.how != "copy"
+
+
+class Stay(msgspec.Struct, frozen=True, gc=False):
+    """Why a session stays on a host that is hot."""
+
+    why: Why
+
+
+_STAYS: Final = {why: Stay(why) for why in ("cooling", "small", "not_cached", "no_target", "dear", "busy")}
+
+
+class Planner:
+    """`consider` each request that affinity would send to its session's host; `ended` when a copy has ended.
+
+    Its memory is bounded by the endpoints; when a session last moved is kept with the session, in `sessions`. Public
+    counts are for metrics: moves planned by way, and sessions that stayed on a hot host by reason.
+    """
+
+    def __init__(self, rules: Rules, sessions: SessionTable) -> None:
+        self.rules = rules
+        self.planned: Counter[How] = Counter()
+        self.stayed: Counter[Why] = Counter()
+        self._sessions = sessions
+        self._hot: set[str] = set()
+        self._copies: Counter[str] = Counter()  # under way, by source and by target
+        self._copied: set[bytes] = set()  # the sessions of these
+        self._failures: dict[str, tuple[int, float]] = {}  # in a row, and until when nothing is copied
+
+    def consider(
+        self,
+        request: RequestFacts,
+        host: Endpoint,
+        endpoints: Sequence[Endpoint],
+        cached_tokens: Mapping[str, int],
+        now_s: float,
+    ) -> Move | Stay | None:
+        """What to do with the request's session, which lives at `host`; None while that is not hot and not draining.
+
+        `endpoints` are those that the request may go to, `cached_tokens` what each of them holds of its prompt. After
+        a `Move` the session does not move again for `cool_down_s`, whether the move succeeds or not, and `ended` must
+        follow if it is a copy.
+        """
+        if request.session is None or not (host.draining or self._is_hot(host, endpoints)):
+            return None
+        found = self._plan(request, request.session, host, endpoints, cached_tokens, now_s)
+        if isinstance(found, Stay):
+            self.stayed[found.why] += 1
+            return found
+        self.planned[found.how] += 1
+        self._sessions.tried_to_move(found.session, now_s)
+        if found.how == "copy":
+            self._copied.add(found.session)
+            self._copies.update((found.source, found.target))
+        return found
+
+    def ended(self, move: Move, now_s: float, *, failed: bool) -> None:
+        """A copy ended. After a failure both ends are left alone for a while, longer each time."""
+        self._copied.discard(move.session)
+        for address in (move.source, move.target):
+            self._copies[address] -= 1
+            if not self._copies[address]:
+                del self._copies[address]
+            if failed:
+                times = self._failures.get(address, (0, 0.0))[0] + 1
+                pause_s = min(FIRST_PAUSE_S * 2.0 ** min(times - 1, 16), LONGEST_PAUSE_S)
+                self._failures[address] = (times, now_s + pause_s)
+            else:
+                self._failures.pop(address, None)
+
+    def forget(self, address: str) -> None:
+        """The endpoint left the pool."""
+        self._hot.discard(address)
+        self._failures.pop(address, None)
+
+    def _plan(
+        self,
+        request: RequestFacts,
+        session: bytes,
+        host: Endpoint,
+        endpoints: Sequence[Endpoint],
+        cached_tokens: Mapping[str, int],
+        now_s: float,
+    ) -> Move | Stay:
+        rules = self.rules
+        held = min(cached_tokens.get(host.address, 0), request.tokens)
+        if self._sessions.since_move_s(session, now_s) < rules.cool_down_s and not host.draining:
+            return _STAYS["cooling"]
+        if request.tokens < rules.least_tokens and not host.draining:
+            return _STAYS["small"]
+        if held < rules.least_tokens and not host.draining:
+            return _STAYS["not_cached"]
+        target = min(
+            (e for e in endpoints if _may_host(e, host, request.tokens)),
+            key=lambda e: (pending_tokens(e), e.last_chosen),
+            default=None,
+        )
+        if target is None:
+            return _STAYS["no_target"]
+        known = min(cached_tokens.get(target.address, 0), request.tokens)
+        how = _way(host, target)
+        if how != "recompute" and held - known < rules.least_tokens:
+            how = "recompute"  # the target holds nearly all of it, or there is little to hold
+        if how == "recompute" and not host.draining and not _pays(request.tokens, host, held, target, known):
+            return _STAYS["dear"]
+        if session in self._copied or (how == "copy" and not self._may_copy(host.address, target.address, now_s)):
+            return _STAYS["busy"]
+        return Move(session, host.address, target.address, how, held, host.generation, target.generation)
+
+    def _is_hot(self, host: Endpoint, endpoints: Sequence[Endpoint]) -> bool:
+        rules, pending = self.rules, pending_tokens(host)
+        was_hot = host.address in self._hot
+        share = COOL_SHARE if was_hot else 1.0
+        hot = pending > share * rules.hot_tokens
+        if hot:
+            others = [pending_tokens(e) for e in endpoints if e.model == host.model and e is not host]
+            hot = bool(others) and pending > share * rules.hot_ratio * median(others)
+        if hot and not was_hot:
+            self._hot.add(host.address)
+        elif was_hot and not hot:
+            self._hot.remove(host.address)
+        return hot
+
+    def _may_copy(self, source: str, target: str, now_s: float) -> bool:
+        most = self.rules.most_copies_per_endpoint
+        if len(self._copied) >= self.rules.most_copies or max(self._copies[source], self._copies[target]) >= most:
+            return False
+        return all(now_s >= self._failures[a][1] for a in (source, target) if a in self._failures)
+
+
+def pending_tokens(endpoint: Endpoint) -> int:
+    """Waiting for prefill there, sent by any sidecar."""
+    return endpoint.pending_prefill_tokens + endpoint.others_pending_prefill_tokens
+
+
+def _may_host(target: Endpoint, host: Endpoint, tokens: int) -> bool:
+    """Whether `target` can take a session of `host` with a context of `tokens`. What is not known speaks for it."""
+    said, hosts = target.reported, host.reported
+    free = None if said.kv_capacity_tokens is None else said.kv_capacity_tokens * (1.0 - (said.kv_usage or 0.0))
+    return (
+        (
+            target is not host
+            and target.model == host.model
+            and target.healthy
+            and not target.draining
+            and (host.draining or pending_tokens(target) < pending_tokens(host))
+            and (free is None or free >= tokens)
+            and (target.max_model_len is None or target.max_model_len >= tokens)
+        )
+        and _alike(said.kv_block_tokens, hosts.kv_block_tokens)
+        and _alike(said.kv_dtype, hosts.kv_dtype)
+    )
+
+
+def _alike(one: object, other: object) -> bool:
+    return one is None or other is None or one == other
+
+
+def _way(host: Endpoint, target: Endpoint) -> How:
+    if not host.kv_connector or host.kv_connector != target.kv_connector:
+        return "recompute"
+    if host.kv_connector == "shared":
+        return "pull"
+    return (
+        "copy" if transfers_safely(host.identity.version) and transfers_safely(target.identity.version) else "recompute"
+    )
+
+
+def transfers_safely(version: str | None) -> bool:
+    """Whether a vLLM of this version survives a transfer that fails: up to 0.29 its request hangs and leaks blocks."""
+    parts = (version or "").split(".")
+    return len(parts) > 1 and parts[0].isdigit() and parts[1].isdigit() and (int(parts[0]), int(parts[1])) >= (0, 30)
+
+
+def _pays(tokens: int, host: Endpoint, held: int, target: Endpoint, known: int) -> bool:
+    """Whether the first token comes sooner from `target`, which computes the context again."""
+    stays_ms = host.rtt_ms + host.prefill_ms_per_token * (pending_tokens(host) + tokens - held)
+    moves_ms = target.rtt_ms + target.prefill_ms_per_token * (pending_tokens(target) + tokens - known)
+    return moves_ms < stays_ms
