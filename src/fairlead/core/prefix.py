@@ -6,12 +6,15 @@ module only makes chains; which endpoint holds which blocks is another module's 
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Final
 
 import xxhash
 
 BLOCK_TOKENS: Final = 128  # of a block, about: what an engine's cache is reckoned in
 BLOCK_BYTES: Final = 512  # some 128 tokens of English; a chain of 256 KiB is made in less than 0.1 ms
+
+_blocks: Final = Struct(f"{BLOCK_BYTES}s").iter_unpack
 
 
 def chain(text: bytes, seed: int = 0) -> tuple[int, ...]:
@@ -20,8 +23,5 @@ def chain(text: bytes, seed: int = 0) -> tuple[int, ...]:
     `seed` separates worlds that must not see each other's prefixes, such as models or tenants.
     """
     digest = xxhash.xxh3_64_intdigest
-    hashes = []
-    for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        seed = digest(text[start : start + BLOCK_BYTES], seed)
-        hashes.append(seed)
-    return tuple(hashes)
+    whole = len(text) - len(text) % BLOCK_BYTES
+    return tuple([seed := digest(block, seed) for (block,) in _blocks(memoryview(text)[:whole])])

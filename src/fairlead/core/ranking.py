@@ -8,6 +8,8 @@ from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+import msgspec
+
 from fairlead.core.cost import CostTerms
 from fairlead.core.facts import RequestFacts
 from fairlead.core.pool import Candidate
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 Why = Literal["cost", "affinity", "migration", "fallback"]
 
 
-class Ranked(NamedTuple):
+class Ranked(msgspec.Struct, frozen=True, gc=False):
     candidate: Candidate
     score: float  # least is best; in the policy's own unit
 
@@ -61,8 +63,9 @@ def least_first(
     A fixed order would herd equal requests on one replica, and so would the noise of measured times: those whose key is
     within `tie_width` of the least are equals too.
     """
+    scored: list[tuple[float, float, int]]
     if random_tie is None:
-        scored = [(key(c), float(c.last_chosen), position) for position, c in enumerate(candidates)]
+        scored = [(key(c), c.last_chosen, position) for position, c in enumerate(candidates)]
     else:
         scored = [(key(c), random_tie.random(), position) for position, c in enumerate(candidates)]
     scored.sort()

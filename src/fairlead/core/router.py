@@ -178,8 +178,8 @@ class Router:
         try:
             ranked, why = policy.rank(request, options, self._rng)
             best = [
-                Choice(option.address, option.model, score, policy.explain(request, option))
-                for option, score in ranked[:SHOWN_CANDIDATES]
+                Choice(r.candidate.address, r.candidate.model, r.score, policy.explain(request, r.candidate))
+                for r in ranked[:SHOWN_CANDIDATES]
             ]
             if len(ranked) == len(options):
                 return ranked, why, tuple(best)
