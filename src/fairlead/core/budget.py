@@ -22,6 +22,6 @@ class MessageBudget:
         self._left = min(self._left + passed_s * self._per_second, self._per_second * BURST_S)
         return self._left >= 1.0
 
-    def spend(self) -> None:
-        """One message came."""
-        self._left -= 1.0
+    def spend(self, messages: int = 1) -> None:
+        """Messages came."""
+        self._left -= messages
