@@ -10,8 +10,8 @@ import pytest
 from fairlead.core.capability import LEAST_SUCCESS_PROBABILITY, parse_capability_file
 from fairlead.core.language import LANGUAGES
 from fairlead.core.lengths import BUCKETS
+from fairlead.files import replace_file
 from fairlead.fitting import fit_model, write_family
-from fairlead.fitting.files import replace_file
 from tests.fitting.world import draw, logistic_truth
 
 TRUTH = logistic_truth({"en": 3.0, "ja": 2.0}, slope=0.8)

@@ -1,17 +1,16 @@
-"""Capability files: the JSON of one task family, as `fairlead.core.capability` reads it, and how files are replaced."""
+"""Capability files: the JSON of one task family, as `fairlead.core.capability` reads it."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fairlead.core.language import LANGUAGES
 from fairlead.core.lengths import BUCKETS
+from fairlead.files import replace_file
 from fairlead.fitting.capability_model import FittedModel
 from fairlead.fitting.quality import Predictions
 
@@ -36,19 +35,6 @@ def write_family(path: Path, models: Sequence[FittedModel], seed: int, folds: in
     text = json.dumps(document, indent=2, ensure_ascii=False)
     text = _FLAT_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
     replace_file(path, f"{text}\n".encode())
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """All of the new file or all of the old one: a sidecar may read it at this moment."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _table(fitted: FittedModel) -> dict[str, list[float]]:

@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 
 from fairlead.core.language import LANGUAGES
 from fairlead.core.lengths import BUCKETS
+from fairlead.files import replace_file
 from fairlead.fitting.capability_model import FittedModel
-from fairlead.fitting.files import replace_file
 from fairlead.fitting.quality import Predictions
 
 # Okabe and Ito's colours, told apart by colour-blind readers; models beyond their number differ in the dashes.

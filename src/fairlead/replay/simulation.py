@@ -190,7 +190,7 @@ class Simulation:
         total_ms = now_ms - asked.sent_ms
         first_token_ms = asked.first_token_ms + asked.half_rtt_ms - asked.sent_ms
         decision.ticket.release()
-        self._learn(asked, turn, first_token_ms, total_ms)
+        self._learn(now_ms, asked, turn, first_token_ms)
         right = self._is_right(asked, turn)
         self._sink(
             Answer(
@@ -274,15 +274,15 @@ class Simulation:
         drawn = xxh3_64_intdigest(what) / 2.0**64
         return drawn < truth.success_probability(turn.language, bucket_of(turn.prompt_tokens))
 
-    def _learn(self, asked: _Asked, turn: Turn, first_token_ms: float, total_ms: float) -> None:
+    def _learn(self, now_ms: float, asked: _Asked, turn: Turn, first_token_ms: float) -> None:
         """What the sidecar learns from an answer's end, and from one that it observed in full."""
-        observed, decision = asked.observed, asked.decision
+        observed, decision, total_ms = asked.observed, asked.decision, now_ms - asked.sent_ms
         outcome = Outcome(HTTP_OK, total_ms)
         if observed:
             outcome = Outcome(
                 HTTP_OK, total_ms, first_token_ms, turn.prompt_tokens, asked.cached_tokens, turn.output_tokens
             )
-        self.router.feedback(decision, outcome)
+        self.router.feedback(decision, outcome, now_ms / 1e3)
         if observed:
             seen = Observation(
                 model=decision.model,

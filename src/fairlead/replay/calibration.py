@@ -1,0 +1,193 @@
+"""From measured times of a real engine to the parameters of the simulated one, and how far off it then is.
+
+Measurements are rows of one batch each: `prompt_size` and `token_size` tokens, `batch_size` requests at once,
+`prompt_time`, `token_time` and `e2e_time` in ms: the columns of splitwise-sim's `perf_model.csv`. Rows whose total is
+not the sum of their parts are left out: there the answer ended early, or a time is wrong. A step is taken to be a
+straight line in its prompt tokens and in its decoding requests, fitted to relative errors; long prompts cost more than
+that on real hardware, since attention grows with their square. Errors are of the engine model run on each case with
+parameters fitted without that case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import median, quantiles
+from typing import Final, NamedTuple
+
+import msgspec
+
+from fairlead.errors import UserError
+from fairlead.replay.lines import Line
+from fairlead.simulate.engine import Engine, EngineRequest, EventKind
+from fairlead.simulate.parameters import EngineParameters
+
+_LEAST_CASES: Final = 4
+_TOTAL_TOLERANCE: Final = 0.1
+_LEAST_OVERHEAD_MS: Final = 0.1
+_DECIMALS: Final = 5
+
+
+class Case(NamedTuple):
+    """One way to load an engine, and the medians of what it then took."""
+
+    prompt_tokens: int
+    output_tokens: int
+    batch: int
+    first_token_ms: float
+    token_ms: float
+    total_ms: float
+
+
+class Error(msgspec.Struct, frozen=True):
+    """Absolute error as a share of what was measured, over the cases."""
+
+    median: float
+    worst_tenth: float  # nine in ten cases are nearer
+
+
+class Calibrated(msgspec.Struct, frozen=True):
+    """One engine: parameters in ms, and their errors for first tokens, further tokens and whole answers."""
+
+    prefill_ms_per_token: float
+    decode_ms_per_step: float
+    decode_ms_per_sequence: float
+    step_overhead_ms: float
+    cases: int
+    contradictory_rows: int  # left out
+    first_token_error: Error
+    token_error: Error
+    total_error: Error
+
+    def parameters(self) -> EngineParameters:
+        return EngineParameters(
+            prefill_ms_per_token=self.prefill_ms_per_token,
+            decode_ms_per_step=self.decode_ms_per_step,
+            decode_ms_per_sequence=self.decode_ms_per_sequence,
+            step_overhead_ms=self.step_overhead_ms,
+        )
+
+
+class _Rows:
+    """What was measured of one engine."""
+
+    def __init__(self) -> None:
+        self.by_case: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
+        self.contradictory = 0
+
+    def add(self, line: Line) -> None:
+        prompt_tokens, output_tokens, batch = (
+            line.tokens(name) for name in ("prompt_size", "token_size", "batch_size")
+        )
+        first_ms, token_ms, total_ms = (line.number(f"{name}_time", least=1e-6) for name in ("prompt", "token", "e2e"))
+        if abs(first_ms + token_ms * (output_tokens - 1) - total_ms) > _TOTAL_TOLERANCE * total_ms:
+            self.contradictory += 1
+            return
+        self.by_case.setdefault((prompt_tokens, output_tokens, batch), []).append((first_ms, token_ms))
+
+    def cases(self) -> list[Case]:
+        found = []
+        for (prompt_tokens, output_tokens, batch), times in self.by_case.items():
+            first_ms, token_ms = (median(column) for column in zip(*times, strict=True))
+            total_ms = first_ms + token_ms * (output_tokens - 1)
+            found.append(Case(prompt_tokens, output_tokens, batch, first_ms, token_ms, total_ms))
+        return found
+
+
+class CalibrationFile(msgspec.Struct, frozen=True):
+    """Engines by name, and where their measurements are from."""
+
+    source: str
+    engines: dict[str, Calibrated]
+
+
+def calibrate(lines: Iterable[Line]) -> dict[str, Calibrated]:
+    """Engines by name: model, hardware and tensor parallelism, as far as the columns are there.
+
+    Raises UserError for a row that cannot be, and for an engine with too few different cases.
+    """
+    measured: dict[str, _Rows] = {}
+    for line in lines:
+        parts = [line.text("model"), line.text("hardware")]
+        if (parallel := line.text("tensor_parallel")) is not None:
+            parts.append(f"tp{parallel}")
+        name = "-".join(part for part in parts if part) or "engine"
+        measured.setdefault(name, _Rows()).add(line)
+    return {name: _calibrated(name, rows) for name, rows in sorted(measured.items())}
+
+
+def _calibrated(name: str, rows: _Rows) -> Calibrated:
+    cases = rows.cases()
+    if len(cases) < _LEAST_CASES:
+        raise UserError(f"{name}: {len(cases)} different cases are too few to fit; measure at least {_LEAST_CASES}")
+    errors: list[tuple[float, float, float]] = []
+    for left_out in cases:
+        fitted = fit([case for case in cases if case is not left_out])
+        predicted = run(fitted, left_out)
+        errors.append(
+            (
+                abs(predicted.first_token_ms / left_out.first_token_ms - 1),
+                abs(predicted.token_ms / left_out.token_ms - 1),
+                abs(predicted.total_ms / left_out.total_ms - 1),
+            )
+        )
+    parameters = fit(cases)
+    first_token, token, total = (_error(column) for column in zip(*errors, strict=True))
+    return Calibrated(
+        prefill_ms_per_token=round(parameters.prefill_ms_per_token, _DECIMALS),
+        decode_ms_per_step=round(parameters.decode_ms_per_step, _DECIMALS),
+        decode_ms_per_sequence=round(parameters.decode_ms_per_sequence, _DECIMALS),
+        step_overhead_ms=round(parameters.step_overhead_ms, _DECIMALS),
+        cases=len(cases),
+        contradictory_rows=rows.contradictory,
+        first_token_error=first_token,
+        token_error=token,
+        total_error=total,
+    )
+
+
+def _error(shares: Sequence[float]) -> Error:
+    return Error(round(median(shares), 4), round(quantiles(shares, n=10, method="inclusive")[-1], 4))
+
+
+def fit(cases: Sequence[Case]) -> EngineParameters:
+    """The line through first tokens gives the cost of a prompt token and of a step; the one through tokens the rest."""
+    overhead_ms, prefill_ms = _line([(case.prompt_tokens * case.batch, case.first_token_ms) for case in cases])
+    overhead_ms = max(overhead_ms, _LEAST_OVERHEAD_MS)
+    step_ms, sequence_ms = _line([(case.batch, case.token_ms) for case in cases])
+    overhead_ms = min(overhead_ms, max(step_ms, _LEAST_OVERHEAD_MS))  # a decoding step has no more of it
+    return EngineParameters(
+        prefill_ms_per_token=max(0.0, prefill_ms),
+        decode_ms_per_step=max(0.0, step_ms - overhead_ms),
+        decode_ms_per_sequence=max(0.0, sequence_ms),
+        step_overhead_ms=overhead_ms,
+    )
+
+
+def run(parameters: EngineParameters, case: Case) -> Case:
+    """`case` as the simulated engine does it."""
+    tokens = (case.prompt_tokens + case.output_tokens) * case.batch
+    blocks = -(-tokens // parameters.block_size) + case.batch
+    engine = Engine(replace(parameters, num_blocks=blocks, max_model_len=max(tokens, 1)))
+    for number in range(case.batch):
+        engine.submit(EngineRequest(str(number), case.prompt_tokens, case.output_tokens), 0.0)
+    first_ms = last_ms = 0.0
+    while (now_ms := engine.next_step_ms()) is not None:
+        for event in engine.step(now_ms):
+            if event.kind is EventKind.FIRST_TOKEN:
+                first_ms = now_ms
+            last_ms = now_ms
+    token_ms = (last_ms - first_ms) / max(1, case.output_tokens - 1)
+    return case._replace(first_token_ms=first_ms, token_ms=token_ms, total_ms=last_ms)
+
+
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Intercept and slope of least squares of relative errors; flat where all points have one x."""
+    weights = [1 / (y * y) for _, y in points]
+    total = sum(weights)
+    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
+    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
+    xx = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
+    xy = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True))
+    slope = xy / xx if xx > 0 else 0.0
+    return mean_y - slope * mean_x, slope
