@@ -10,6 +10,7 @@ from yarl import URL
 
 Reason = Literal["timeout", "connect", "protocol", "too_large"]
 
+_JSON: Final = {"content-type": "application/json"}
 _HEADERS: Final = {"accept": "text/plain, application/json", "accept-encoding": "identity"}  # zip nothing for us
 
 
@@ -37,11 +38,17 @@ def new_session() -> aiohttp.ClientSession:
     )
 
 
-async def ask(session: aiohttp.ClientSession, url: URL, timeout_s: float, most_bytes: int) -> Answer:
-    """GET `url`, whatever the status. Raises UnansweredError."""
+async def ask(
+    session: aiohttp.ClientSession, url: URL, timeout_s: float, most_bytes: int, *, post: bytes | None = None
+) -> Answer:
+    """GET `url`, or POST the JSON `post` to it, whatever the status. Raises UnansweredError."""
     started_s = time.perf_counter()
+    method, headers = ("GET", None) if post is None else ("POST", _JSON)
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
-        async with session.get(url, timeout=aiohttp.ClientTimeout(total=timeout_s), allow_redirects=False) as response:
+        async with session.request(
+            method, url, data=post, headers=headers, timeout=timeout, allow_redirects=False
+        ) as response:
             body = await _bounded(response, most_bytes)
             return Answer(response.status, body, (time.perf_counter() - started_s) * 1e3)
     except TimeoutError:

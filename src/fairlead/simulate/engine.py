@@ -92,6 +92,7 @@ class Counters:
     prefix_hits: int = 0
     prompt_computed: int = 0  # of prompts whose prefill ended; recomputing after a preemption does not count
     prompt_cached: int = 0
+    prompt_external: int = 0  # of those cached, that came from another engine
     generated: int = 0
     preemptions: int = 0
     finished: int = 0

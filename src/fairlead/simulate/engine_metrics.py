@@ -75,8 +75,8 @@ class _VllmPage(_Page):
         )
         sources = {
             "local_compute": counters.prompt_computed,
-            "local_cache_hit": counters.prompt_cached,
-            "external_kv_transfer": 0,
+            "local_cache_hit": counters.prompt_cached - counters.prompt_external,
+            "external_kv_transfer": counters.prompt_external,
         }
         for source, tokens in sources.items():
             by_source.add_metric([*self._labels.values(), source], tokens)

@@ -9,8 +9,11 @@ how many requests it strikes; without it, all until it is cleared. `delay_ms` is
 - `reset`: the TCP connection is reset before any byte of a response.
 - `cut`: the connection is closed in the middle: of a stream after its first tokens, of a body at its half.
 - `hang`: a request is taken and never answered; `/health` stays well.
+- `miscount`: a request is answered, but `usage` counts one prompt token more than there were.
+- `no_bootstrap`: the bootstrap server of the KV connector resets its connections, until this is cleared.
 
-Faults strike and count requests for inference; `down` alone also strikes `/health` and the other pages, uncounted.
+Faults strike and count requests for inference, and with `only` (`export` or `import`) only that leg of a KV transfer.
+`down` alone also strikes `/health` and the other pages, uncounted.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from typing import Literal
 
 import msgspec
 
-FaultKind = Literal["down", "slow", "error", "reset", "cut", "hang"]
+FaultKind = Literal["down", "slow", "error", "reset", "cut", "hang", "miscount", "no_bootstrap"]
+Leg = Literal["export", "import"]
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,6 +31,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: int | None = None
     delay_ms: float = 1000.0
     status: int = 500
+    only: Leg | None = None
 
 
 class Faults:
@@ -40,14 +45,20 @@ class Faults:
         self.current = fault if fault is None or fault.count is None or fault.count > 0 else None
         self._left = fault.count if fault is not None and fault.count is not None else -1
 
-    def strike(self) -> Fault | None:
-        """The fault for the request that has come; counts it."""
+    def strike(self, leg: Leg | None = None) -> Fault | None:
+        """The fault for the request that has come, which may be a leg of a KV transfer; counts it."""
         fault = self.current
-        if fault is not None and self._left > 0:
+        if fault is None or fault.kind == "no_bootstrap" or fault.only not in (None, leg):
+            return None
+        if self._left > 0:
             self._left -= 1
             if self._left == 0:
                 self.current = None
         return fault
+
+    @property
+    def no_bootstrap(self) -> bool:
+        return self.current is not None and self.current.kind == "no_bootstrap"
 
     @property
     def down(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -12,6 +13,7 @@ from aiohttp import web
 from fairlead.simulate import asks, wire
 from fairlead.simulate.answers import Answer, Answerer
 from fairlead.simulate.asks import Ask, AskError
+from fairlead.simulate.kv_exchange import KvExchange
 from fairlead.simulate.realtime import Generation, RealtimeEngine
 from fairlead.simulate.replies import Dialect, Reply
 from fairlead.simulate.tokens import Tokens, from_ids, ids_of, tokenize
@@ -23,10 +25,13 @@ _STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-co
 class Inference:
     """Answers for one model."""
 
-    def __init__(self, model: str, realtime: RealtimeEngine, answerer: Answerer) -> None:
+    def __init__(
+        self, model: str, realtime: RealtimeEngine, answerer: Answerer, exchange: KvExchange | None = None
+    ) -> None:
         self._model = model
         self._realtime = realtime
         self._answerer = answerer
+        self._exchange = exchange
         self._parameters = realtime.engine.parameters
 
     async def generate(self, request: web.Request, dialect: Dialect, body: dict[str, Any]) -> web.StreamResponse:
@@ -34,12 +39,21 @@ class Inference:
         ask = dialect.read(body)
         prompt = self.tokens_of(ask.prompt)
         answer = self._answer(ask, prompt.count)
+        transfer = body.get("kv_transfer_params") if self._exchange is not None else None
+        if self._exchange is not None and isinstance(transfer, dict):
+            await self._exchange.take(transfer, prompt)
         generation = self._realtime.submit(prompt, prompt.followed_by(ids_of(answer.tokens)), every_token=ask.stream)
         try:
             if ask.stream:
                 return await self._stream(request, dialect, ask, prompt, answer, generation)
             await generation.end()
-            return await wire.send_whole(request, dialect.whole(self._reply(prompt, answer, generation)))
+            reply = self._reply(prompt, answer, generation)
+            if request.get(wire.MISCOUNT):
+                reply = replace(reply, prompt_tokens=reply.prompt_tokens + 1)
+            whole = dialect.whole(reply)
+            if self._exchange is not None and isinstance(transfer, dict):
+                whole["kv_transfer_params"] = await self._exchange.offer(transfer, prompt)
+            return await wire.send_whole(request, whole)
         finally:
             self._realtime.leave(generation)
 

@@ -34,8 +34,9 @@ from fairlead.simulate.answers import Answerer
 from fairlead.simulate.asks import AskError
 from fairlead.simulate.engine import Engine, RequestRefusedError
 from fairlead.simulate.engine_metrics import EngineKind, EngineMetrics
-from fairlead.simulate.faults import Fault, Faults, parse_fault
+from fairlead.simulate.faults import Fault, Faults, Leg, parse_fault
 from fairlead.simulate.inference import Inference
+from fairlead.simulate.kv_exchange import KvExchange, KvOptions
 from fairlead.simulate.parameters import EngineParameters
 from fairlead.simulate.realtime import RealtimeEngine
 from fairlead.simulate.replies import DIALECTS
@@ -61,20 +62,25 @@ class EngineOptions:
     capability: Capability = NEUTRAL
     time_scale: float = 1.0
     seed: int = 0
+    kv: KvOptions | None = None  # without: no KV connector
+    version: str = ""  # that it says it is; empty: that of VERSIONS
 
 
 class RunningEngine:
     """An engine that listens at `address` (host:port); `engine` is its model, `faults` what `/fault` sets."""
 
-    def __init__(self, address: str, engine: Engine, faults: Faults, runner: web.AppRunner) -> None:
+    def __init__(self, address: str, server: _Server, runner: web.AppRunner) -> None:
         self.address = address
-        self.engine = engine
-        self.faults = faults
+        self.engine = server.engine
+        self.faults = server.faults
+        self.exchange = server.exchange
         self._runner = runner
 
     async def stop(self) -> None:
-        """Close the port and every connection, in the middle of an answer too. Calling it again does nothing."""
+        """Close the ports and every connection, in the middle of an answer too. Calling it again does nothing."""
         await self._runner.cleanup()
+        if self.exchange is not None:
+            await self.exchange.stop()
 
 
 @asynccontextmanager
@@ -94,12 +100,16 @@ async def running_engine(options: EngineOptions) -> AsyncIterator[RunningEngine]
     )
     try:
         await runner.setup()
+        if server.exchange is not None:
+            await server.exchange.start()
         await web.SockSite(runner, listener).start()
         host, port = listener.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        yield RunningEngine(address, server.engine, server.faults, runner)
+        yield RunningEngine(address, server, runner)
     finally:
         await runner.cleanup()
+        if server.exchange is not None:
+            await server.exchange.stop()
         server.realtime.close()
         listener.close()
 
@@ -111,9 +121,12 @@ class _Server:
         self._options = options
         self._metrics = EngineMetrics(options.kind, options.model, self.engine)
         self.realtime = RealtimeEngine(self.engine, options.time_scale, self._metrics.observe_first_token)
-        self._inference = Inference(
-            options.model, self.realtime, Answerer(options.model, options.capability, options.seed)
-        )
+        self.exchange: KvExchange | None = None
+        if options.kv is not None:
+            gone, die = lambda: self.faults.no_bootstrap, lambda: self.faults.set(Fault("down"))
+            self.exchange = KvExchange(options.kv, self.engine, options.host, gone, die)
+        answerer = Answerer(options.model, options.capability, options.seed)
+        self._inference = Inference(options.model, self.realtime, answerer, self.exchange)
         self._started_s = int(time.time())
         self._last_request: dict[str, Any] | None = None
 
@@ -139,7 +152,7 @@ class _Server:
         try:
             if request.path in _INFERENCE_PATHS and request.method == "POST":
                 await self._record(request)
-                fault = self.faults.strike()
+                fault = self.faults.strike(_leg(await request.read()))
                 if fault is not None:
                     await self._strike(request, fault)
             elif self.faults.down and request.path not in _CONTROL_PATHS:
@@ -176,7 +189,7 @@ class _Server:
         elif fault.kind == "hang":
             await wire.until_the_client_leaves()
         else:
-            request[wire.CUT] = True
+            request[wire.MISCOUNT if fault.kind == "miscount" else wire.CUT] = True
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = asks.parse_json(await request.read())
@@ -212,7 +225,7 @@ class _Server:
         return web.Response()
 
     async def _version(self, _request: web.Request) -> web.StreamResponse:
-        return wire.json_response({"version": VERSIONS[self._options.kind]})
+        return wire.json_response({"version": self._options.version or VERSIONS[self._options.kind]})
 
     async def _metrics_page(self, _request: web.Request) -> web.StreamResponse:
         return web.Response(body=self._metrics.page(), headers={"content-type": "text/plain; version=0.0.4"})
@@ -233,3 +246,10 @@ class _Server:
         if self._last_request is None:
             return wire.error_response(404, "No request for inference has come yet")
         return wire.json_response(self._last_request)
+
+
+def _leg(body: bytes) -> Leg | None:
+    """Which leg of a KV transfer a request is, by the key that both connectors set."""
+    if b'"kv_transfer_params"' not in body:
+        return None
+    return "import" if b'"do_remote_prefill":true' in body.replace(b" ", b"") else "export"

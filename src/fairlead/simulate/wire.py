@@ -13,6 +13,9 @@ from aiohttp import web
 CUT: Final = web.RequestKey("cut", bool)
 """Set on a request whose response is to be cut in the middle."""
 
+MISCOUNT: Final = web.RequestKey("miscount", bool)
+"""Set on a request whose prompt tokens are to be counted wrong."""
+
 _ERROR_TYPES: Final = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
 _LINGER_RESETS: Final = struct.pack("ii", 1, 0)  # closing then sends RST and drops what is unsent
 

@@ -1,0 +1,219 @@
+"""Copies of KV between two simulated engines that have the hazards of real ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from fairlead.engines.ask import new_session
+from fairlead.engines.kv_transfer import Connector, Copied, Deadlines, EngineLink, Party, TransferError, copy_kv
+from fairlead.engines.mooncake import Mooncake
+from fairlead.engines.nixl import Nixl
+from fairlead.simulate.faults import Fault
+from fairlead.simulate.kv_exchange import ConnectorKind, KvOptions
+from fairlead.simulate.parameters import EngineParameters
+from fairlead.simulate.server import EngineOptions, RunningEngine, running_engine
+from tests.simulate.conftest import FAST, until
+
+BLOCK: Final = FAST.block_size
+IDS: Final = list(range(1000, 1000 + 60 * BLOCK))
+SHORT: Final = Deadlines(export_s=0.5, import_s=0.5, confirm_s=0.3)
+CONNECTORS: Final[dict[ConnectorKind, Connector]] = {"mooncake": Mooncake(), "nixl": Nixl()}
+
+
+class Pair:
+    """Two engines of one model; the source has the prompt in its cache."""
+
+    def __init__(
+        self, kind: ConnectorKind, source: RunningEngine, target: RunningEngine, session: aiohttp.ClientSession
+    ):
+        self.connector = CONNECTORS[kind]
+        self.source, self.target, self.session = source, target, session
+        self.link = EngineLink(session)
+
+    def party(self, engine: RunningEngine) -> Party:
+        assert engine.exchange is not None
+        return Party(engine.address, engine.exchange.address)
+
+    async def ask(self, engine: RunningEngine, ids: list[int] = IDS, **more: Any) -> dict[str, Any]:
+        body = {"model": "m", "prompt": ids, "max_tokens": 1, "ignore_eos": True, "temperature": 0} | more
+        async with self.session.post(f"http://{engine.address}/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            return dict(await response.json())
+
+    async def cached_tokens(self, engine: RunningEngine) -> int:
+        usage = (await self.ask(engine))["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    async def copy(self, ids: list[int] = IDS, deadlines: Deadlines = SHORT) -> Copied:
+        source, target = self.party(self.source), self.party(self.target)
+        return await copy_kv(self.link, self.connector, source, target, "m", ids, BLOCK, deadlines)
+
+    async def failure(self) -> tuple[str, str]:
+        with pytest.raises(TransferError) as failed:
+            await self.copy()
+        return failed.value.stage, failed.value.reason
+
+    def assert_nothing_wrong_was_installed(self) -> None:
+        assert self.target.exchange is not None
+        assert self.target.exchange.wrong_kv == 0
+
+
+def options(kind: ConnectorKind, **more: Any) -> EngineOptions:
+    return EngineOptions(model="m", parameters=FAST, kv=KvOptions(kind, abort_timeout_s=0.3), **more)
+
+
+async def pairs(kind: ConnectorKind, **target: Any) -> AsyncIterator[Pair]:
+    async with AsyncExitStack() as stack:
+        source = await stack.enter_async_context(running_engine(options(kind)))
+        other = await stack.enter_async_context(running_engine(options(kind, **target)))
+        pair = Pair(kind, source, other, await stack.enter_async_context(new_session()))
+        await pair.ask(source)
+        yield pair
+
+
+@pytest.fixture(params=["mooncake", "nixl"])
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    async for each in pairs(request.param):
+        yield each
+
+
+@pytest.fixture
+async def mooncake() -> AsyncIterator[Pair]:
+    async for each in pairs("mooncake"):
+        yield each
+
+
+async def test_after_a_copy_the_target_serves_the_prompt_from_its_cache(pair: Pair) -> None:
+    copied = await pair.copy()
+    assert copied.tokens == len(IDS)
+    assert copied.transferred_tokens == len(IDS) - BLOCK  # the last block is computed for its last token
+    assert set(copied.seconds) == {"discover", "export", "import", "confirm"}
+    assert await pair.cached_tokens(pair.target) == len(IDS) - BLOCK
+    pair.assert_nothing_wrong_was_installed()
+
+
+async def test_the_source_gives_its_blocks_free_once_they_are_taken(pair: Pair) -> None:
+    await pair.copy()
+    assert pair.source.exchange is not None
+    assert pair.source.exchange.pinned_blocks == 0
+    assert pair.source.engine.pool.used == 0
+
+
+async def test_what_the_source_no_longer_holds_is_no_copy_but_its_pinned_blocks_are_taken(pair: Pair) -> None:
+    pair.source.engine.pool.clear_cache()
+    assert await pair.failure() == ("export", "not_cached")
+    assert pair.source.engine.pool.used == 0
+
+
+async def test_an_import_that_brought_nothing_is_no_copy(pair: Pair) -> None:
+    await pair.ask(pair.target)  # it holds all of it: nothing comes
+    assert await pair.failure() == ("confirm", "nothing_came")
+
+
+@pytest.mark.parametrize("leg", ["export", "import"])
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Fault("hang"), "timeout"),
+        (Fault("reset"), "connect"),
+        (Fault("cut"), "protocol"),
+        (Fault("error"), "status"),
+        (Fault("miscount"), "tokens"),
+    ],
+    ids=lambda each: each.kind if isinstance(each, Fault) else "",
+)
+async def test_a_leg_that_goes_wrong_ends_the_copy_within_its_deadline(
+    pair: Pair, leg: str, fault: Fault, reason: str
+) -> None:
+    engine = pair.source if leg == "export" else pair.target
+    engine.faults.set(msgspec.structs.replace(fault, only=leg))
+    async with asyncio.timeout(2):
+        assert await pair.failure() == (leg, reason)
+    pair.assert_nothing_wrong_was_installed()
+    engine.faults.set(None)
+    assert await pair.cached_tokens(engine) >= 0  # it serves on
+
+
+async def test_a_source_that_dies_before_the_import_leaves_the_copy_undone(mooncake: Pair) -> None:
+    mooncake.target.faults.set(Fault("slow", delay_ms=200, only="import"))
+    copying = asyncio.create_task(mooncake.copy())
+    exchange = mooncake.source.exchange
+    assert exchange is not None
+    await until(lambda: exchange.pinned_blocks > 0)
+    await mooncake.source.stop()
+    with pytest.raises(TransferError) as failed:
+        await copying
+    assert failed.value.stage in ("import", "confirm")
+    mooncake.assert_nothing_wrong_was_installed()
+
+
+async def test_a_source_without_its_bootstrap_server_is_not_asked_to_export(mooncake: Pair) -> None:
+    mooncake.source.faults.set(Fault("no_bootstrap"))
+    assert await mooncake.failure() == ("discover", "connect")
+    assert mooncake.source.engine.counters.finished == 1
+
+
+async def test_a_restarted_source_is_asked_for_its_new_id(mooncake: Pair) -> None:
+    await mooncake.copy()
+    await mooncake.source.stop()
+    async with running_engine(options("mooncake")) as again:
+        mooncake.source = again
+        await mooncake.ask(again, IDS[: 40 * BLOCK])
+        mooncake.target.engine.pool.clear_cache()
+        assert (await mooncake.copy(IDS[: 40 * BLOCK])).tokens == 40 * BLOCK
+
+
+async def test_an_old_target_is_never_asked_to_import() -> None:
+    async for old in pairs("mooncake", version="0.29.1"):
+        assert await old.failure() == ("discover", "version")
+        assert old.source.engine.counters.finished == 1
+
+
+async def test_an_import_that_the_engine_has_no_room_for_is_no_copy() -> None:
+    small = EngineParameters(prefill_ms_per_token=0.001, step_overhead_ms=0.1, num_blocks=64)
+    async with AsyncExitStack() as stack:
+        source = await stack.enter_async_context(running_engine(options("mooncake")))
+        target = await stack.enter_async_context(
+            running_engine(EngineOptions(model="m", parameters=small, kv=KvOptions("mooncake", abort_timeout_s=0.3)))
+        )
+        pair = Pair("mooncake", source, target, await stack.enter_async_context(new_session()))
+        await pair.ask(source)
+        target.engine.pool.acquire((), 0, 30)
+        assert await pair.failure() == ("import", "timeout")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"[]", b"{}", b'{"0":{}}', b'{"0":{"engine_id":""}}', b'{"0":{"engine_id":"a"},"1":{"engine_id":"b"}}'],
+)
+async def test_a_bootstrap_server_that_does_not_name_one_engine_ends_the_copy(mooncake: Pair, answer: bytes) -> None:
+    async def query(_: web.Request) -> web.Response:
+        return web.Response(body=answer)
+
+    app = web.Application()
+    app.router.add_get("/query", query)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    source = Party(mooncake.source.address, f"127.0.0.1:{runner.addresses[0][1]}")
+    target = mooncake.party(mooncake.target)
+    with pytest.raises(TransferError, match="discover"):
+        await copy_kv(mooncake.link, Mooncake(), source, target, "m", IDS, BLOCK, SHORT)
+    await runner.cleanup()
+
+
+async def test_ids_are_those_that_the_engine_makes_of_the_messages(mooncake: Pair) -> None:
+    body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "one two three"}]})
+    ids = await mooncake.link.tokenize(mooncake.party(mooncake.source), body, 1.0)
+    assert len(ids) > 3
+    with pytest.raises(TransferError, match="tokenize: status"):
+        await mooncake.link.tokenize(mooncake.party(mooncake.source), b'{"model":"other","prompt":"a"}', 1.0)
