@@ -92,7 +92,7 @@ def test_a_hot_host_stays_hot_until_it_is_down_to_half_of_the_threshold(world: W
 
 
 def test_a_session_that_moved_stays_for_the_cool_down(world: World) -> None:
-    world.planner.ended(world.move(now_s=0), 0, failed=False)
+    world.planner.ended(world.move(now_s=0), 0, "done")
     assert world.turn(now_s=60) == Stay("cooling")
     assert isinstance(world.turn(now_s=61), Move)
 
@@ -169,7 +169,7 @@ def test_copies_are_capped_by_endpoint_and_by_pool() -> None:
     first = world.move("s1")
     world.move("s2")
     assert world.turn("s3") == Stay("busy")
-    world.planner.ended(first, 1, failed=False)
+    world.planner.ended(first, 1, "done")
     assert world.move("s3", 1).target == "b:1"
 
 
@@ -182,11 +182,11 @@ def test_one_session_is_never_copied_twice_at_once() -> None:
 
 def test_after_a_failure_both_ends_are_left_alone_for_longer_and_longer(world: World) -> None:
     world.endpoints.pop(1)
-    world.planner.ended(world.move("s1", 0), 0, failed=True)
+    world.planner.ended(world.move("s1", 0), 0, "failed")
     assert world.turn("s2", FIRST_PAUSE_S - 0.1) == Stay("busy")
-    world.planner.ended(world.move("s2", FIRST_PAUSE_S), 5, failed=True)
+    world.planner.ended(world.move("s2", FIRST_PAUSE_S), 5, "failed")
     assert world.turn("s3", 5 + 2 * FIRST_PAUSE_S - 0.1) == Stay("busy")
-    world.planner.ended(world.move("s3", 5 + 2 * FIRST_PAUSE_S), 20, failed=False)
+    world.planner.ended(world.move("s3", 5 + 2 * FIRST_PAUSE_S), 20, "done")
     assert isinstance(world.turn("s4", 20), Move)
 
 
@@ -196,14 +196,24 @@ def test_sessions_of_a_draining_host_move_whatever_its_load_and_their_size(world
     assert world.move("s2", tokens=10, cached={}).how == "recompute"
 
 
-def test_a_move_back_to_where_a_session_came_from_is_told() -> None:
-    sessions = SessionTable()
-    session = session_key(b"s")
-    sessions.bind(session, "a:1", 0)
-    sessions.tried_to_move(session, 0)
-    assert (sessions.moved(session, "a:1", "b:1")).times == 1
-    back = sessions.moved(session, "b:1", "a:1")
-    assert (back.times, back.back) == (2, True)
+def test_a_move_back_to_where_a_session_came_from_is_told(world: World) -> None:
+    out = world.move(now_s=0)
+    world.planner.ended(out, 0, "done")
+    world.sessions.flip(out.session, "a:1", out.target, 0)
+    world.sessions.flip(out.session, out.target, "b:1", 1)
+    world.host, hot = world.endpoints[1], world.host
+    hot.pending_prefill_tokens, world.host.pending_prefill_tokens = 0, 9000
+    back = world.move(now_s=100, cached={"b:1": 3800})
+    world.planner.ended(back, 100, "done")
+    assert (out.target, back.target) == ("c:1", "a:1")
+    assert (world.planner.back, world.planner.times) == (1, {1: 1, 2: 1})
+    assert world.planner.done == {"copy": 2}
+
+
+def test_a_copy_that_is_no_longer_wanted_holds_nobody_back(world: World) -> None:
+    world.planner.ended(world.move("s1"), 0, "dropped")
+    assert isinstance(world.turn("s2"), Move)
+    assert world.planner.done == {}
 
 
 @pytest.mark.parametrize(
@@ -263,6 +273,6 @@ def test_whatever_the_loads_no_session_moves_twice_inside_the_cool_down_to_a_bus
         assert target.model == source.model
         moved_s[number] = now_s
         if move.how == "copy":
-            planner.ended(move, now_s, failed=failed)
+            planner.ended(move, now_s, "failed" if failed else "done")
         if not failed:
             sessions.flip(session, move.source, move.target, now_s)

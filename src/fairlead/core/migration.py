@@ -27,7 +27,10 @@ COOL_SHARE: Final = 0.5  # of the threshold: a hot host is hot until it is down 
 FIRST_PAUSE_S: Final = 5.0  # of an endpoint after a copy that failed there; doubles with each further one
 LONGEST_PAUSE_S: Final = 300.0
 
+MOST_TIMES: Final = 16  # a session that moved more often counts as this
+
 How = Literal["copy", "pull", "recompute"]
+Outcome = Literal["done", "failed", "dropped"]
 Why = Literal["cooling", "small", "not_cached", "no_target", "dear", "busy"]
 
 
@@ -76,13 +79,17 @@ class Planner:
     """`consider` each request that affinity would send to its session's host; `ended` when a copy has ended.
 
     Its memory is bounded by the endpoints; when a session last moved is kept with the session, in `sessions`. Public
-    counts are for metrics: moves planned by way, and sessions that stayed on a hot host by reason.
+    counts are for metrics: moves planned and done, sessions that stayed on a hot host, by reason, moves back to where a
+    session had come from, and how often the sessions that moved have moved by then.
     """
 
     def __init__(self, rules: Rules, sessions: SessionTable) -> None:
         self.rules = rules
         self.planned: Counter[How] = Counter()
+        self.done: Counter[How] = Counter()
         self.stayed: Counter[Why] = Counter()
+        self.back = 0
+        self.times: Counter[int] = Counter()
         self._sessions = sessions
         self._hot: set[str] = set()
         self._copies: Counter[str] = Counter()  # under way, by source and by target
@@ -114,21 +121,34 @@ class Planner:
         if found.how == "copy":
             self._copied.add(found.session)
             self._copies.update((found.source, found.target))
+        else:
+            self._made(found)
         return found
 
-    def ended(self, move: Move, now_s: float, *, failed: bool) -> None:
-        """A copy ended. After a failure both ends are left alone for a while, longer each time."""
+    def ended(self, move: Move, now_s: float, outcome: Outcome) -> None:
+        """A copy ended: the session moved, or the copy failed, or it was no longer wanted.
+
+        After a failure both ends are left alone for a while, longer each time.
+        """
+        if outcome == "done":
+            self._made(move)
         self._copied.discard(move.session)
         for address in (move.source, move.target):
             self._copies[address] -= 1
             if not self._copies[address]:
                 del self._copies[address]
-            if failed:
+            if outcome == "failed":
                 times = self._failures.get(address, (0, 0.0))[0] + 1
                 pause_s = min(FIRST_PAUSE_S * 2.0 ** min(times - 1, 16), LONGEST_PAUSE_S)
                 self._failures[address] = (times, now_s + pause_s)
-            else:
+            elif outcome == "done":
                 self._failures.pop(address, None)
+
+    def _made(self, move: Move) -> None:
+        moved = self._sessions.moved(move.session, move.source, move.target)
+        self.done[move.how] += 1
+        self.back += moved.back
+        self.times[min(moved.times, MOST_TIMES)] += 1
 
     def forget(self, address: str) -> None:
         """The endpoint left the pool."""
