@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import (
@@ -275,6 +275,14 @@ def load(path: Path) -> Config:
 
 def parse(text: str, source: str = "fairlead.yaml") -> Config:
     """Validate YAML `text`; `source` is the file name in errors. Raises ConfigError."""
+    return parse_as(Config, text, source, "pool", "docs/configuration.md")
+
+
+_Document = TypeVar("_Document", bound=BaseModel)
+
+
+def parse_as(kind: type[_Document], text: str, source: str, key: str, page: str) -> _Document:
+    """Validate YAML `text` as a `kind`, a mapping with at least `key`; `page` explains it. Raises ConfigError."""
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
         lines = dict(_lines(tree)) if tree is not None else {}
@@ -285,11 +293,11 @@ def parse(text: str, source: str = "fairlead.yaml") -> Config:
     except (yaml.YAMLError, _InvalidAtError, RecursionError) as error:
         raise ConfigError(f"{source}: not usable YAML: {error}") from None
     if not isinstance(document, dict):
-        raise ConfigError(f"{source}:1: the file must be a mapping with the key pool; see docs/configuration.md")
+        raise ConfigError(f"{source}:1: the file must be a mapping with the key {key}; see {page}")
     try:
-        return Config.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(error, lines, source))) from None
+        raise ConfigError("\n".join(_explain(error, lines, source, page))) from None
 
 
 _Path = tuple[str | int, ...]
@@ -311,7 +319,7 @@ def _lines(node: yaml.Node, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
             yield from _lines(item, (*path, index))
 
 
-def _explain(error: ValidationError, lines: dict[_Path, int], source: str) -> Iterator[str]:
+def _explain(error: ValidationError, lines: dict[_Path, int], source: str, page: str) -> Iterator[str]:
     for problem in error.errors():
         path: _Path = tuple(problem["loc"])
         message = problem["msg"].removeprefix("Value error, ").replace("tuple", "list")
@@ -319,7 +327,7 @@ def _explain(error: ValidationError, lines: dict[_Path, int], source: str) -> It
         if isinstance(cause, _InvalidAtError):
             path = (*path, *cause.path)
         if problem["type"] == "extra_forbidden":
-            message = "unknown key; see docs/configuration.md for the keys that are known"
+            message = f"unknown key; see {page} for the keys that are known"
         elif problem["type"] == "missing":
             message = "is required"
         known = path
