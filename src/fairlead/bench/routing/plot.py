@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.figure import Figure
 
-from fairlead.bench.routing.outcome import Estimate, estimate
+from fairlead.bench.numbers import Estimate, estimate
 from fairlead.bench.routing.run import OURS, Cell, Results
 
 # Okabe and Ito's colours but their yellow, too pale for thin lines; the markers tell policies apart without any.

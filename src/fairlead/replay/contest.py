@@ -1,0 +1,101 @@
+"""A policy as it enters a replay, and how heavy the traffic is made.
+
+`name`, `name:key=value:key=value`, and either with `@30s` after it for what the engines report read so seldom, as
+GORGO's experiment did: `least_load@30s`.
+
+Load is told as a share of what a reference policy can serve: the rate at which answers end when all of the trace's
+conversations are there from the start. A pool that reuses more than the reference can serve more than that.
+"""
+
+from __future__ import annotations
+
+import re
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+
+from fairlead.core.ranking import Policy
+from fairlead.errors import UserError
+from fairlead.policies import build_policy
+from fairlead.replay.simulation import Answer, Simulation
+from fairlead.replay.workload import Workload
+from fairlead.replay.world import World
+
+REFERENCE: Final = "least_request"
+_LATE: Final = re.compile(r"^(.*)@([0-9.]+)s$")
+_MIDDLE: Final = (0.1, 0.7)  # of the answers, by their end: before it caches fill, after it engines run out of work
+
+
+class Contestant(msgspec.Struct, frozen=True):
+    """One policy with its parameters; `text` is how the user wrote it, and its name in reports."""
+
+    text: str
+    name: str
+    parameters: dict[str, Any]
+    scrape_s: float | None  # where it differs from the world's
+
+    def policy(self) -> Policy:
+        return build_policy(self.name, self.parameters)
+
+    def world(self, world: World) -> World:
+        """`world` as this one sees it."""
+        if self.scrape_s is None:
+            return world
+        observation = msgspec.structs.replace(world.observation, scrape_s=self.scrape_s)
+        return msgspec.structs.replace(world, observation=observation)
+
+
+def contestant(text: str) -> Contestant:
+    """Raises UserError for a policy or a parameter that does not exist."""
+    late = _LATE.match(text)
+    rule, scrape_s = (late.group(1), float(late.group(2))) if late else (text, None)
+    name, *settings = rule.split(":")
+    parameters: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise UserError(f'policy "{text}": "{setting}" is not key=value')
+        parameters[key] = _value(value)
+    if scrape_s == 0:
+        raise UserError(f'policy "{text}": reports cannot be read every 0 s; write @0.25s or leave it out')
+    try:
+        build_policy(name, parameters)
+    except ValueError as error:
+        raise UserError(f'policy "{text}": {error}') from None
+    return Contestant(text, name, parameters, scrape_s)
+
+
+def _value(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def faster_for(load: float, world: World, workload: Workload, reference: Contestant) -> float:
+    """How much faster requests must come to come at `load` times the rate at which `reference` can serve them."""
+    span_ms = workload.conversations[-1].start_ms - workload.conversations[0].start_ms
+    if span_ms <= 0:
+        raise UserError(f"{workload.name}: all requests start at once, so no load can be set; give no load")
+    return load * capacity_per_s(world, workload, reference) / (workload.requests / span_ms * 1e3)
+
+
+def capacity_per_s(world: World, workload: Workload, reference: Contestant) -> float:
+    """Requests a second that the world answers under `reference` when it never waits for one."""
+    at_once = msgspec.structs.replace(
+        workload,
+        conversations=tuple(msgspec.structs.replace(each, start_ms=0.0) for each in workload.conversations),
+    )
+    ends_ms: list[float] = []
+
+    def sink(answer: Answer) -> None:
+        ends_ms.append(answer.sent_ms + answer.total_ms)
+
+    Simulation(reference.world(world), at_once, reference.policy(), seed=0, sink=sink).run()
+    ends_ms.sort()
+    first, last = (int(share * (len(ends_ms) - 1)) for share in _MIDDLE)
+    took_ms = ends_ms[last] - ends_ms[first]
+    if last - first < 1 or took_ms <= 0:  # a handful of requests
+        took_ms, first, last = max(median(ends_ms), 1e-3), 0, max(1, len(ends_ms) // 2)
+    return (last - first) / took_ms * 1e3
