@@ -51,8 +51,13 @@ def estimate_tokens(text: bytes, language: str) -> int:
 def _tokens(sample: bytes, language: str) -> float:
     wide = 0.0
     if b"\\u" in sample:
-        sample, escapes = _ESCAPE.subn(b"", sample)
-        wide += escapes
+        if sample.isascii():  # most often all of the text is escaped, and this is ten times the speed
+            text = sample.replace(b"\\/", b"/").decode("unicode_escape", "ignore")
+            sample = text.encode("ascii", "ignore")
+            wide += len(text) - len(sample)
+        else:
+            sample, escapes = _ESCAPE.subn(b"", sample)
+            wide += escapes
     if not sample.isascii():
         plain = sample.translate(None, _WIDE)
         wide += (len(sample) - len(plain)) / (2 if language in _TWO_BYTE_LANGUAGES else 3)

@@ -163,6 +163,7 @@ def candidates(
     for e in endpoints:
         cached = min(cached_tokens.get(e.address, 0), tokens) if cached_tokens else 0
         said = e.reported
+        kv_usage = said.kv_usage or 0.0
         options.append(
             Candidate(
                 e.address,
@@ -182,8 +183,8 @@ def candidates(
                 e.decoding_requests + e.others_decoding_requests,
                 said.running_requests or 0,
                 said.waiting_requests or 0,
-                said.kv_usage or 0.0,
-                int((said.kv_usage or 0.0) * (said.kv_capacity_tokens or 0)),
+                kv_usage,
+                int(kv_usage * said.kv_capacity_tokens) if kv_usage and said.kv_capacity_tokens else 0,
                 e.indexed_blocks,
             )
         )

@@ -19,10 +19,6 @@ GENERATION_PATHS: Final = frozenset(
 _MODEL_OPTIONAL_PATHS: Final = frozenset({"/generate"})  # SGLang's own API does not name the model
 
 MEDIA_TOKENS: Final = 1000  # an image or a clip, whatever its bytes
-_MEDIA_KEYS: Final = frozenset(
-    {"image_url", "image", "input_audio", "audio_url", "video_url", "file", "file_data", "source"}
-)
-_NOT_TEXT_ALONE: Final = _MEDIA_KEYS | {"content"}
 _SEPARATOR: Final = b"\x1f"
 _USER: Final = b'"user"'
 
@@ -49,14 +45,29 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 _Slice = msgspec.Raw | msgspec.UnsetType  # of the body, undecoded
 _Piece = msgspec.Raw | bytes
 _UNSET: Final = msgspec.UNSET
+_NULL: Final = msgspec.Raw(b"null")
 _OPENING_BRACKET: Final = ord("[")
 _OPENING_BRACE: Final = ord("{")
 
 
 class _Message(msgspec.Struct, gc=False):
-    role: _Slice = _UNSET
-    content: _Slice = _UNSET
+    role: msgspec.Raw = _NULL
+    content: msgspec.Raw = _NULL
     tool_calls: _Slice = _UNSET
+
+
+class _Part(msgspec.Struct, gc=False):
+    """Of a content part, what is no text: media, and `content`, which may hold further parts."""
+
+    image_url: _Slice = _UNSET
+    image: _Slice = _UNSET
+    input_audio: _Slice = _UNSET
+    audio_url: _Slice = _UNSET
+    video_url: _Slice = _UNSET
+    file: _Slice = _UNSET
+    file_data: _Slice = _UNSET
+    source: _Slice = _UNSET
+    content: _Slice = _UNSET
 
 
 class _Body(msgspec.Struct, gc=False):
@@ -78,7 +89,10 @@ class _Body(msgspec.Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Body).decode
-_decode_parts = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_decode_parts = msgspec.json.Decoder(list[_Part]).decode
+_decode_fields = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_MEDIA_KEYS: Final = frozenset(_Part.__struct_fields__) - {"content"}
+_TEXT_ALONE: Final = _Part()
 _LIST_OF_OBJECTS: Final = re.compile(rb"\s*\[\s*\{")
 
 
@@ -129,18 +143,16 @@ def _pieces(read: _Body) -> tuple[list[_Piece], _Piece | None, int]:
     messages = read.messages or ()
     append = pieces.append
     for message in messages:
-        role, content, tool_calls = message.role, message.content, message.tool_calls
-        if role is not _UNSET:
-            append(role)
-        if content is not _UNSET:
-            if memoryview(content)[0] == _OPENING_BRACKET:
-                media += _add(content, pieces)
-            else:
-                append(content)
+        content, tool_calls = message.content, message.tool_calls
+        append(message.role)
+        if memoryview(content)[0] == _OPENING_BRACKET:
+            media += _add(content, pieces)
+        else:
+            append(content)
         if tool_calls is not _UNSET:
             append(tool_calls)
     for message in reversed(messages):
-        if message.role is not _UNSET and message.content is not _UNSET and bytes(message.role) == _USER:
+        if bytes(message.role) == _USER and message.content is not _NULL:
             user_text = message.content
             break
     for part in (read.prompt, read.input, read.text, read.input_ids):
@@ -151,12 +163,12 @@ def _pieces(read: _Body) -> tuple[list[_Piece], _Piece | None, int]:
 
 def _add(value: msgspec.Raw, pieces: list[_Piece]) -> int:
     """Append the text of a JSON value; images and clips, counted, are stood for by a digest of their bytes."""
-    parts = _objects(memoryview(value))
-    if all(map(_NOT_TEXT_ALONE.isdisjoint, parts)):
+    parts = _parts(memoryview(value))
+    if parts.count(_TEXT_ALONE) == len(parts):
         pieces.append(value)
         return 0
     media = 0
-    for part in parts:
+    for part in _decode_fields(value):
         for key, inner in part.items():
             if key in _MEDIA_KEYS:
                 pieces.append(xxhash.xxh3_64_digest(memoryview(inner)))
@@ -168,8 +180,8 @@ def _add(value: msgspec.Raw, pieces: list[_Piece]) -> int:
     return media
 
 
-def _objects(view: memoryview) -> list[dict[str, msgspec.Raw]]:
-    """The objects of a JSON list of objects; none for any other value."""
+def _parts(view: memoryview) -> list[_Part]:
+    """The parts of a JSON list of objects; none for any other value."""
     if view[0] != _OPENING_BRACKET or (view[1] != _OPENING_BRACE and not _LIST_OF_OBJECTS.match(view)):
         return []
     try:
