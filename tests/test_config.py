@@ -34,6 +34,13 @@ def test_a_full_configuration_is_read() -> None:
     assert config.model("granite-3.1-2b").prefill_ms_per_token == 0.05
 
 
+def test_an_empty_migration_section_turns_moving_on() -> None:
+    assert parse(MINIMAL).migration is None
+    config = parse(MINIMAL.replace("m}", "m, kv_transfer: {connector: shared}}") + "migration: {}\n")
+    assert config.migration is not None
+    assert config.pool.endpoints[0].kv_transfer is not None
+
+
 def test_one_endpoint_is_enough() -> None:
     config = parse(MINIMAL)
     assert (config.policy.name, config.listen.admin, config.model("m").capability) == (
@@ -56,6 +63,11 @@ def test_one_endpoint_is_enough() -> None:
         (MINIMAL + "routes: {m: [m]}\n", 'f.yaml:2: routes.m: "m" is also a served model'),
         (MINIMAL + "routes: {auto: []}\n", "f.yaml:2: routes.auto: the route has no model"),
         (MINIMAL + "routes: {auto: m}\n", "f.yaml:2: routes.auto: Input should be a valid list"),
+        (MINIMAL.replace("m}", "m, kv_transfer: {connector: mooncake}}"),
+         "f.yaml:1: pool.endpoints[0].kv_transfer.bootstrap: is required with mooncake"),
+        (MINIMAL.replace("m}", "m, engine: sglang, kv_transfer: {connector: nixl}}"),
+         "f.yaml:1: pool.endpoints[0].kv_transfer.connector: SGLang servers pass KV on through a store only"),
+        (MINIMAL + "migration: {hot_ratio: -1}\n", "f.yaml:2: migration.hot_ratio: Input should be greater"),
         (MINIMAL + "gateway: {fallbacks: '2'}\n", "f.yaml:2: gateway.fallbacks: Input should be a valid integer"),
         (MINIMAL + "gateway: {fallbacks: -1}\n", "gateway.fallbacks: Input should be greater than or equal to 0"),
         (MINIMAL + "listen: {grpc: 'unix:sock'}\n", "is not an absolute socket path"),

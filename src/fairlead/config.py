@@ -138,12 +138,34 @@ class KvEvents(_Section):
     topic: str = ""
 
 
+class KvTransfer(_Section):
+    """How an engine's KV can go to another: by a connector of vLLM, or by a store that the engines share."""
+
+    connector: Literal["mooncake", "nixl", "shared"]
+    bootstrap: Address | None = None  # of Mooncake's bootstrap server, as the other engines reach it
+
+    @model_validator(mode="after")
+    def _mooncake_has_a_bootstrap_server(self) -> Self:
+        if self.connector == "mooncake" and self.bootstrap is None:
+            message = "is required with mooncake: host and VLLM_MOONCAKE_BOOTSTRAP_PORT of the engine"
+            raise _InvalidAtError(("bootstrap",), message)
+        return self
+
+
 class EndpointConfig(_Section):
     address: Address
     model: Annotated[str, Field(min_length=1)]
     engine: Literal["vllm", "sglang"] = "vllm"
     region: str = ""
     kv_events: KvEvents | None = None
+    kv_transfer: KvTransfer | None = None
+
+    @model_validator(mode="after")
+    def _sglang_shares_kv_by_a_store_only(self) -> Self:
+        if self.engine == "sglang" and self.kv_transfer is not None and self.kv_transfer.connector != "shared":
+            message = "SGLang servers pass KV on through a store only; write shared"
+            raise _InvalidAtError(("kv_transfer", "connector"), message)
+        return self
 
 
 class ModelConfig(_Section):
@@ -226,6 +248,19 @@ class Observe(_Section):
     stale_ms: PositiveInt = 3000  # after this, numbers that could not be read or do not move are not believed
 
 
+class Migration(_Section):
+    """When sessions leave a hot host. The section, even if empty, turns moving on; see docs/migrate.md."""
+
+    hot_tokens: Annotated[int, Field(ge=0)] = 16_384  # waiting for prefill; a host with more than that is hot
+    hot_ratio: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0  # and more than this times the others' median
+    cool_down_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0  # in which a session does not move again
+    least_tokens: PositiveInt = 2048  # of context, that the host holds and the target does not
+    most_copies: PositiveInt = 4  # at once
+    most_copies_per_endpoint: PositiveInt = 1
+    export_s: Annotated[float, Field(gt=0, le=600)] = 30.0  # deadline of the source's part, its queue included
+    import_s: Annotated[float, Field(gt=0, le=600)] = 30.0  # deadline of the target's part
+
+
 class Config(_Section):
     listen: Listen = Listen()
     gateway: Gateway = Gateway()
@@ -236,6 +271,7 @@ class Config(_Section):
     prefixes: Prefixes = Prefixes()
     tenants: Tenants = Tenants()
     observe: Observe = Observe()
+    migration: Migration | None = None
 
     @model_validator(mode="after")
     def _routes_lead_to_served_models(self) -> Self:

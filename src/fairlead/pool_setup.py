@@ -29,6 +29,7 @@ def make_pool(config: Config, folder: Path, current: Pool | None = None) -> Pool
             capability=_capability(configured.model, model.capability, folder, files),
             region=configured.region,
             engine=configured.engine,
+            kv_connector=configured.kv_transfer.connector if configured.kv_transfer is not None else "",
         )
         endpoints.append(endpoint)
     stay = current.by_address if current is not None else {}

@@ -77,6 +77,10 @@ class RedisSessions:
         """Claims that Redis has not yet decided."""
         return len(self._pending) + len(self._in_flight)
 
+    def waits(self, session: bytes) -> bool:
+        """Whether a claim of `session` has not been decided by Redis."""
+        return session in self._pending or session in self._in_flight
+
     def _changed(self, session: bytes, before: str | None) -> None:
         """The request path bound or used a session; several changes before the next claim are one."""
         pending = self._pending

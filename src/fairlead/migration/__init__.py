@@ -1,0 +1,1 @@
+"""Moving sessions, beside the request path: `core.migration` decides, `engines.kv_transfer` copies, this joins them."""

@@ -1,0 +1,170 @@
+"""The mover: copies contexts in the background and flips a session's binding once its copy is confirmed.
+
+`offer` is called on the request path, while the request's body is in hand, and returns at once. The planner has already
+bounded how many copies run; a body is kept for one copy, until it has become token ids. Whatever fails, the session
+stays where it was and nothing is credited to the target: no binding is touched before the copy is confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import aiohttp
+import msgspec
+import structlog
+
+from fairlead.core.facts import RequestFacts
+from fairlead.core.migration import Move, Outcome, Planner
+from fairlead.core.pool import Endpoint
+from fairlead.core.router import Router
+from fairlead.engines.ask import new_session
+from fairlead.engines.kv_transfer import Connector, Copied, Deadlines, EngineLink, Party, Stage, TransferError, copy_kv
+from fairlead.engines.mooncake import Mooncake
+from fairlead.engines.nixl import Nixl
+from fairlead.migration.context import NotMovedError, tokenize_request, whole_blocks
+from fairlead.telemetry.recorder import Histogram
+
+MOST_BODY_BYTES: Final = 8 << 20  # of one body kept for a copy; at most `most_copies` of them
+LEG_SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_DECIDED_EVERY_S: Final = 0.005
+_DECIDED_WITHIN_S: Final = 2.0
+_CONNECTORS: Final[Mapping[str, Connector]] = {"mooncake": Mooncake(), "nixl": Nixl()}
+
+log = structlog.get_logger("fairlead.migration")
+
+
+class MoverCounts:
+    """Since the start, for metrics. Every copy that was offered ends as done in the planner, failed or dropped."""
+
+    def __init__(self) -> None:
+        self.failed: Counter[tuple[str, str]] = Counter()  # by stage and reason
+        self.dropped: Counter[str] = Counter()  # by reason: nobody's fault
+        self.tokens = 0  # whose KV went from one engine to another
+        self.seconds: dict[Stage, Histogram] = {}
+
+
+class Mover:
+    """`decided` tells whether the shared store, where there is one, has settled a session's last binding."""
+
+    def __init__(
+        self,
+        router: Router,
+        planner: Planner,
+        bootstraps: Callable[[], Mapping[str, str]],
+        clock_s: Callable[[], float],
+        deadlines: Deadlines,
+        decided: Callable[[bytes], bool] = lambda _: True,
+    ) -> None:
+        self.counts = MoverCounts()
+        self.deadlines = deadlines
+        self._router = router
+        self._planner = planner
+        self._bootstraps = bootstraps  # host:port of the bootstrap server by the endpoint's address
+        self._clock_s = clock_s
+        self._decided = decided
+        self._session: aiohttp.ClientSession | None = None
+        self._copies: set[asyncio.Task[None]] = set()
+
+    @property
+    def under_way(self) -> int:
+        return len(self._copies)
+
+    def offer(self, move: Move, request: RequestFacts, path: str, body: bytes) -> None:
+        """Begin the copy of `move`, which `request` caused. Never waits and never raises."""
+        if len(body) > MOST_BODY_BYTES:
+            self._end(move, "dropped", "too_large")
+            return
+        copy = asyncio.create_task(self._copy(move, request, path, body), name=f"copy {move.source} {move.target}")
+        self._copies.add(copy)
+        copy.add_done_callback(self._copies.discard)
+
+    async def stop(self) -> None:
+        """Give up what is under way: the sessions stay where they are."""
+        for copy in self._copies:
+            copy.cancel()
+        if self._copies:
+            await asyncio.wait(self._copies)
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _copy(self, move: Move, request: RequestFacts, path: str, body: bytes) -> None:
+        try:
+            source, target = self._endpoint(move.source), self._endpoint(move.target)
+            parts = tokenize_request(path, body, source.model)
+            del body
+            await self._copy_and_flip(move, request, source, target, parts)
+        except NotMovedError as error:
+            self._end(move, "dropped", error.reason)
+        except TransferError as error:
+            self.counts.failed[error.stage, error.reason] += 1
+            self._planner.ended(move, self._clock_s(), "failed")
+        except asyncio.CancelledError:
+            self._end(move, "dropped", "stopped")
+            raise
+        except Exception:  # a fault of ours: counted and told, and the session stays
+            self.counts.failed["confirm", "fault"] += 1
+            self._planner.ended(move, self._clock_s(), "failed")
+            log.exception("a copy failed by a fault of ours", source=move.source, target=move.target)
+
+    async def _copy_and_flip(
+        self, move: Move, request: RequestFacts, source: Endpoint, target: Endpoint, parts: bytes
+    ) -> None:
+        if self._session is None:
+            self._session = new_session()
+        link = EngineLink(self._session)
+        bootstraps = self._bootstraps()
+        here = Party(move.source, bootstraps.get(move.source, ""))
+        there = Party(move.target, bootstraps.get(move.target, ""))
+        block_tokens = source.reported.kv_block_tokens
+        if block_tokens is None:
+            raise NotMovedError("block_size")
+        all_ids = await link.tokenize(here, parts, self.deadlines.tokenize_s)
+        ids = whole_blocks(all_ids, move.tokens / request.tokens, block_tokens)
+        if not ids:
+            raise NotMovedError("short")
+        connector = _CONNECTORS[source.kv_connector]
+        copied = await copy_kv(link, connector, here, there, source.model, ids, block_tokens, self.deadlines)
+        self._count(copied)
+        await self._flip(move, request, target, len(ids) / len(all_ids))
+
+    async def _flip(self, move: Move, request: RequestFacts, target: Endpoint, copied_share: float) -> None:
+        """Bind the session to the target, which holds this share of the request's prompt, unless something changed."""
+        router, now_s = self._router, self._clock_s()
+        if router.pool.by_address.get(move.target) is not target or target.generation != move.target_generation:
+            raise NotMovedError("target_restarted")
+        if not target.healthy:
+            raise NotMovedError("target_unhealthy")
+        if not router.sessions.flip(move.session, move.source, move.target, now_s):
+            raise NotMovedError("session_gone")
+        held = int(len(request.prefix) * copied_share)
+        router.commit(msgspec.structs.replace(request, prefix=request.prefix[:held]), move.target, now_s)
+        if not await self._won(move):
+            raise NotMovedError("moved_elsewhere")  # another sidecar was first, and its word holds everywhere
+        self._planner.ended(move, self._clock_s(), "done")
+        log.info("session moved", source=move.source, target=move.target, tokens=move.tokens)
+
+    async def _won(self, move: Move) -> bool:
+        """Whether the binding stood when the shared store had decided; without a store in reach it does."""
+        until_s = self._clock_s() + _DECIDED_WITHIN_S
+        while not self._decided(move.session) and self._clock_s() < until_s:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(_DECIDED_EVERY_S)
+        return self._router.sessions.address_of(move.session) == move.target
+
+    def _endpoint(self, address: str) -> Endpoint:
+        endpoint = self._router.pool.by_address.get(address)
+        if endpoint is None:
+            raise NotMovedError("endpoint_gone")
+        return endpoint
+
+    def _end(self, move: Move, outcome: Outcome, reason: str) -> None:
+        self.counts.dropped[reason] += 1
+        self._planner.ended(move, self._clock_s(), outcome)
+
+    def _count(self, copied: Copied) -> None:
+        self.counts.tokens += copied.tokens if copied.transferred_tokens is None else copied.transferred_tokens
+        for stage, seconds in copied.seconds.items():
+            self.counts.seconds.setdefault(stage, Histogram(LEG_SECONDS)).observe(seconds)
