@@ -23,7 +23,10 @@ def package_strategy(seed: int) -> Any:
 def test_the_strategy_proposes_and_accepts_as_the_package(seed: int, scores: list[float]) -> None:
     theirs, ours = package_strategy(seed), EvolutionStrategy(START, BOX, Random(seed))
     for score in scores:
-        proposal = theirs.propose()
+        try:
+            proposal = theirs.propose()
+        except OverflowError:
+            break
         assert ours.propose() == proposal
         if proposal is None:
             break
@@ -47,7 +50,10 @@ def test_windows_and_reports_fall_where_the_package_has_them(
     samples, in_force = [], {"defaults": dict(START)}
     for time in times:
         samples.append({"ttft_seconds": time})
-        changed = package.on_sample(samples, in_force, policy="gorgo-2d")
+        try:
+            changed = package.on_sample(samples, in_force, policy="gorgo-2d")
+        except OverflowError:  # its step has grown so far
+            break
         in_force = changed or in_force
         assert ours.heard(time) == (changed is not None)
         assert ours.weights == {name: in_force["defaults"][name] for name in BOX}

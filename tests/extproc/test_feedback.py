@@ -28,7 +28,7 @@ class Heard:
 
     outcomes: list[tuple[Decision, Outcome]] = field(default_factory=list)
 
-    def heard(self, decision: Decision, outcome: Outcome, decided: int) -> None:  # noqa: ARG002
+    def heard(self, decision: Decision, outcome: Outcome, decided: int, now_s: float) -> None:  # noqa: ARG002
         self.outcomes.append((decision, outcome))
 
 

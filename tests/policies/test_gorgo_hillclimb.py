@@ -21,7 +21,7 @@ def weights(policy: object) -> dict[str, float]:
 def ask(world: World, first_token_ms: float | None) -> None:
     decision = world.pick()
     decision.ticket.release()
-    world.router.feedback(decision, Outcome(200, 1000.0, first_token_ms))
+    world.router.feedback(decision, Outcome(200, 1000.0, first_token_ms), 0.0)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ SUCCESS_WINDOW: Final = 8  # proposals
 TARGET_RATE: Final = 0.2
 TOLERANCE: Final = 0.005  # relative; scores are negative, so it lets worse ones in
 SCORED_QUANTILE: Final = 0.95
+_MOST_EXPONENT: Final = 700.0  # beyond it the package ends with an OverflowError: its steps may grow that far
 
 
 class EvolutionStrategy:
@@ -42,10 +43,11 @@ class EvolutionStrategy:
             return self.best
         if self.sigma < LEAST_SIGMA:
             return None
-        return {
-            name: _clamped(math.exp(math.log(self.best[name]) + self.sigma * self._rng.gauss(0.0, 1.0)), bounds)
-            for name, bounds in self._box.items()
-        }
+        found = {}
+        for name, bounds in self._box.items():
+            moved = math.log(self.best[name]) + self.sigma * self._rng.gauss(0.0, 1.0)
+            found[name] = _clamped(math.exp(min(moved, _MOST_EXPONENT)), bounds)
+        return found
 
     def report(self, candidate: Weights, score: float) -> bool:
         """Whether `candidate` is the best from now on. The first report is the start's, whatever it is."""

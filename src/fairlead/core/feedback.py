@@ -28,6 +28,6 @@ class Tuner(Protocol):
     A router calls it for every decision that ended, beside the request path.
     """
 
-    def heard(self, decision: Decision, outcome: Outcome, decided: int) -> Policy | None:
+    def heard(self, decision: Decision, outcome: Outcome, decided: int, now_s: float) -> Policy | None:
         """The policy to use from now on, or None for the one in force; `decided` is the last decision's number."""
         ...

@@ -137,12 +137,12 @@ class Router:
         if request.session is not None and self.sessions.address_of(request.session) != address:
             self.sessions.bind(request.session, address, now_s)
 
-    def feedback(self, decision: Decision, outcome: Outcome) -> None:
+    def feedback(self, decision: Decision, outcome: Outcome, now_s: float) -> None:
         """`decision` has ended: whoever tunes the weights hears of it."""
         if self.tuner is None:
             return
         try:
-            policy = self.tuner.heard(decision, outcome, self._decisions)
+            policy = self.tuner.heard(decision, outcome, self._decisions, now_s)
         except Exception:  # as in `_rank`: counted, and the weights stay as they are
             self.last_policy_failure = traceback.format_exc(limit=-8)
             self.policy_failures += 1

@@ -115,7 +115,7 @@ class Stream:
         address = endpoint.address if endpoint is not None else decision.addresses[0]
         now_s = self._shared.clock_s()
         self._shared.recorder.ended(self._route, decision.model, address, self._code, now_s - self._started_s)
-        self._shared.router.feedback(decision, self._outcome(now_s))
+        self._shared.router.feedback(decision, self._outcome(now_s), now_s)
 
     def _outcome(self, now_s: float) -> Outcome:
         total_ms, seen = (now_s - self._picked_s) * 1e3, self._seen

@@ -41,7 +41,13 @@ class _Climbing:
         start = {name: getattr(rule, name) for name in BOX}
         self._climb = HillClimb(start, BOX, rng, window=rule.window, report_every=rule.report_every)
 
-    def heard(self, decision: Decision, outcome: Outcome, decided: int) -> Policy | None:  # noqa: ARG002
+    def heard(
+        self,
+        decision: Decision,  # noqa: ARG002
+        outcome: Outcome,
+        decided: int,  # noqa: ARG002
+        now_s: float,  # noqa: ARG002
+    ) -> Policy | None:
         if outcome.first_token_ms is None or not self._climb.heard(outcome.first_token_ms):
             return None
         return msgspec.structs.replace(self._rule, **self._climb.weights)

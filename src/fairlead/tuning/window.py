@@ -1,0 +1,110 @@
+"""A window: requests decided in a row under one set of weights, and what their times come to when all have ended.
+
+Requests belong to a window by the number of their decision, not by when they end: by their end the slow ones would fall
+to the weights that came later, and the quick ones of a change would be scored first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from fairlead.core.feedback import Outcome
+from fairlead.core.router import Decision
+
+SCORED_QUANTILE: Final = 0.95
+LEAST_FIRST_TOKENS: Final = 40  # fewer say nothing of a tail
+_LEAST_SCORED_SHARE: Final = 0.5  # of a window's requests
+_TOO_MANY_REQUESTS: Final = 429
+_CLIENT_ERROR: Final = 400
+_CLIENT_LEFT: Final = 499
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """The scores of one window; `first_token_p95_ms` is None where too few first tokens were seen."""
+
+    p95_ms: float  # end to end; infinite if more than a twentieth failed or had not ended
+    first_token_p95_ms: float | None
+    requests: int  # that were scored
+    closed_s: float
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Times that a p95 may not pass."""
+
+    total_ms: float = math.inf
+    first_token_ms: float = math.inf
+
+
+NO_LIMITS: Final = Limits()
+
+
+class Window:
+    """Decisions `first` to `first + size - 1` of a router."""
+
+    def __init__(self, first: int, size: int, limits: Limits = NO_LIMITS) -> None:
+        self._first = first
+        self._size = size
+        self._limits = limits
+        self._ended = 0
+        self._times_ms: list[float] = []
+        self._first_tokens_ms: list[float] = []
+        self._late = 0  # beyond the limits
+        self._late_first_tokens = 0
+        self._decided_s: float | None = None
+
+    def add(self, decision: Decision, outcome: Outcome) -> None:
+        """Count `decision` if it is one of the window's.
+
+        A server's failure counts as a request that never ends, an answer that the client did not wait for with the time
+        it did wait: were they left out, the slowest weights would look best. Refusals of the client's own making and
+        decisions that the policy did not make say nothing.
+        """
+        if not 0 <= decision.number - self._first < self._size:
+            return
+        self._ended += 1
+        code = outcome.code
+        if decision.why == "fallback" or (_CLIENT_ERROR <= code < _CLIENT_LEFT and code != _TOO_MANY_REQUESTS):
+            return
+        failed = code > _CLIENT_LEFT or code == _TOO_MANY_REQUESTS
+        time_ms = math.inf if failed else outcome.total_ms
+        self._times_ms.append(time_ms)
+        self._late += time_ms > self._limits.total_ms
+        if outcome.first_token_ms is not None:
+            self._first_tokens_ms.append(outcome.first_token_ms)
+            self._late_first_tokens += outcome.first_token_ms > self._limits.first_token_ms
+
+    def full(self, decided: int, now_s: float, patience_s: float) -> bool:
+        """All of its requests have ended, or were given `patience_s` after the last of them was decided."""
+        if decided - self._first < self._size - 1:
+            return False
+        if self._decided_s is None:
+            self._decided_s = now_s
+        return self._ended == self._size or now_s - self._decided_s > patience_s
+
+    def beyond_limits(self, *, full: bool) -> bool:
+        """The p95 of a limited time is too late; of a window that is not full, however the rest of it ends."""
+        seen = len(self._first_tokens_ms)
+        first_tokens = seen if full and seen >= LEAST_FIRST_TOKENS else self._size
+        return self._late > _above_rank(self._size) or self._late_first_tokens > _above_rank(first_tokens)
+
+    def measure(self, now_s: float) -> Measure | None:
+        """None if too few of its requests say anything. Those that have not ended count as never ending."""
+        times = self._times_ms + [math.inf] * (self._size - self._ended)
+        if len(times) < self._size * _LEAST_SCORED_SHARE:
+            return None
+        seen = len(self._first_tokens_ms) >= LEAST_FIRST_TOKENS
+        return Measure(quantile(times), quantile(self._first_tokens_ms) if seen else None, len(times), now_s)
+
+
+def quantile(values: Sequence[float]) -> float:
+    """The 95th percentile, by the nearest rank."""
+    return sorted(values)[-1 - _above_rank(len(values))]
+
+
+def _above_rank(count: int) -> int:
+    """How many of `count` values lie above their 95th percentile."""
+    return count - math.ceil(SCORED_QUANTILE * count)
