@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.core.facts import RequestFacts, session_key
-from fairlead.core.migration import FIRST_PAUSE_S, Move, Planner, Rules, Stay, pending_tokens, transfers_safely
+from fairlead.core.migration import (
+    FIRST_PAUSE_S,
+    MOST_ORDERS,
+    Move,
+    Planner,
+    Rules,
+    Stay,
+    pending_tokens,
+    transfers_safely,
+)
 from fairlead.core.pool import Endpoint
 from fairlead.core.reported import EngineIdentity, EngineReport
 from fairlead.core.sessions import SessionTable
@@ -114,7 +123,6 @@ def test_a_small_context_and_one_the_host_has_lost_are_not_worth_a_move(world: W
     [
         {"model": "other"},
         {"healthy": False},
-        {"draining": True},
         {"pending_prefill_tokens": 5000},
         {"max_model_len": 3999},
         {"reported": EngineReport(kv_capacity_tokens=10_000, kv_usage=0.7)},
@@ -128,7 +136,8 @@ def test_an_endpoint_that_cannot_take_the_context_is_no_target(unfit: dict[str, 
         reported=EngineReport(kv_block_tokens=16, kv_dtype="auto"),
     )
     world.other("b:1", **unfit)
-    world.other("c:1", draining=True)
+    world.other("c:1")
+    world.planner.draining.add("c:1")
     assert world.turn() == Stay("no_target")
 
 
@@ -191,9 +200,40 @@ def test_after_a_failure_both_ends_are_left_alone_for_longer_and_longer(world: W
 
 
 def test_sessions_of_a_draining_host_move_whatever_its_load_and_their_size(world: World) -> None:
-    world.host.draining, world.host.pending_prefill_tokens = True, 0
+    world.planner.draining.add("a:1")
+    world.host.pending_prefill_tokens = 0
     assert world.move("s1").how == "copy"
     assert world.move("s2", tokens=10, cached={}).how == "recompute"
+
+
+def test_no_new_session_goes_to_a_draining_endpoint_unless_all_are(world: World) -> None:
+    world.planner.draining.add("b:1")
+    assert [e.address for e in world.planner.spared(world.endpoints, None)] == ["a:1", "c:1"]
+    assert len(world.planner.spared(world.endpoints, "b:1")) == 3
+    world.planner.draining |= {"a:1", "c:1"}
+    assert len(world.planner.spared(world.endpoints, None)) == 3
+
+
+def test_an_ordered_session_goes_where_it_was_ordered_at_its_next_request_and_only_once(world: World) -> None:
+    world.host.pending_prefill_tokens = 0
+    assert world.planner.order(session_key(b"s"), "b:1")
+    assert world.turn("other") is None
+    assert world.move("s").target == "b:1"
+    assert not world.planner.orders
+
+
+def test_an_order_to_an_endpoint_that_cannot_take_the_session_waits(world: World) -> None:
+    world.planner.order(session_key(b"s"), "b:1")
+    world.endpoints[1].healthy = False
+    assert world.turn("s") == Stay("no_target")
+    world.endpoints[1].healthy = True
+    assert world.move("s").target == "b:1"
+
+
+def test_orders_are_bounded(world: World) -> None:
+    assert all(world.planner.order(session_key(str(n).encode()), "b:1") for n in range(MOST_ORDERS))
+    assert not world.planner.order(session_key(b"one more"), "b:1")
+    assert world.planner.order(session_key(b"0"), "c:1")
 
 
 def test_a_move_back_to_where_a_session_came_from_is_told(world: World) -> None:

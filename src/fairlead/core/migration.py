@@ -2,7 +2,8 @@
 
 A session stays where its context is cached until too many tokens wait for prefill there. Then its next request may
 send it to the endpoint of the same model with the fewest tokens waiting. Loads are what the router observes, never a
-predicted transfer time. Source: EAR, section 4.3.
+predicted transfer time. Source: EAR, section 4.3. An operator may order a session elsewhere, or drain a whole endpoint:
+then the load, the context's size and the cool-down do not count.
 
 Three ways, by what the two engines can do:
 - copy: the KV is copied beside the request path, and the session moves once the copy is confirmed;
@@ -27,6 +28,7 @@ COOL_SHARE: Final = 0.5  # of the threshold: a hot host is hot until it is down 
 FIRST_PAUSE_S: Final = 5.0  # of an endpoint after a copy that failed there; doubles with each further one
 LONGEST_PAUSE_S: Final = 300.0
 
+MOST_ORDERS: Final = 1000
 MOST_TIMES: Final = 16  # a session that moved more often counts as this
 
 How = Literal["copy", "pull", "recompute"]
@@ -90,6 +92,8 @@ class Planner:
         self.stayed: Counter[Why] = Counter()
         self.back = 0
         self.times: Counter[int] = Counter()
+        self.draining: set[str] = set()  # addresses: their sessions move away, and no new ones come
+        self.orders: dict[bytes, str] = {}  # the targets of sessions that an operator wants elsewhere
         self._sessions = sessions
         self._hot: set[str] = set()
         self._copies: Counter[str] = Counter()  # under way, by source and by target
@@ -104,18 +108,25 @@ class Planner:
         cached_tokens: Mapping[str, int],
         now_s: float,
     ) -> Move | Stay | None:
-        """What to do with the request's session, which lives at `host`; None while that is not hot and not draining.
+        """What to do with the request's session, which lives at `host`; None while nothing speaks for a move.
 
         `endpoints` are those that the request may go to, `cached_tokens` what each of them holds of its prompt. After
         a `Move` the session does not move again for `cool_down_s`, whether the move succeeds or not, and `ended` must
         follow if it is a copy.
         """
-        if request.session is None or not (host.draining or self._is_hot(host, endpoints)):
+        session = request.session
+        if session is None:
             return None
-        found = self._plan(request, request.session, host, endpoints, cached_tokens, now_s)
+        if session in self.orders or host.address in self.draining:
+            found = self._as_ordered(request, session, host, endpoints, cached_tokens, now_s)
+        elif self._is_hot(host, endpoints):
+            found = self._plan(request, session, host, endpoints, cached_tokens, now_s)
+        else:
+            return None
         if isinstance(found, Stay):
             self.stayed[found.why] += 1
             return found
+        self.orders.pop(session, None)
         self.planned[found.how] += 1
         self._sessions.tried_to_move(found.session, now_s)
         if found.how == "copy":
@@ -153,7 +164,19 @@ class Planner:
     def forget(self, address: str) -> None:
         """The endpoint left the pool."""
         self._hot.discard(address)
+        self.draining.discard(address)
         self._failures.pop(address, None)
+
+    def order(self, session: bytes, target: str) -> bool:
+        """Move `session` to `target` at its next request; False if too many sessions wait for theirs."""
+        if len(self.orders) >= MOST_ORDERS and session not in self.orders:
+            return False
+        self.orders[session] = target
+        return True
+
+    def spared(self, endpoints: Sequence[Endpoint], host: str | None) -> Sequence[Endpoint]:
+        """Those that a request may go to while some drain: not these, but for the sessions that live there."""
+        return [e for e in endpoints if e.address not in self.draining or e.address == host] or endpoints
 
     def _plan(
         self,
@@ -164,27 +187,52 @@ class Planner:
         cached_tokens: Mapping[str, int],
         now_s: float,
     ) -> Move | Stay:
-        rules = self.rules
-        held = min(cached_tokens.get(host.address, 0), request.tokens)
-        if self._sessions.since_move_s(session, now_s) < rules.cool_down_s and not host.draining:
+        rules, tokens = self.rules, request.tokens
+        held = min(cached_tokens.get(host.address, 0), tokens)
+        if self._sessions.since_move_s(session, now_s) < rules.cool_down_s:
             return _STAYS["cooling"]
-        if request.tokens < rules.least_tokens and not host.draining:
+        if tokens < rules.least_tokens:
             return _STAYS["small"]
-        if held < rules.least_tokens and not host.draining:
+        if held < rules.least_tokens:
             return _STAYS["not_cached"]
-        target = min(
-            (e for e in endpoints if _may_host(e, host, request.tokens)),
-            key=lambda e: (pending_tokens(e), e.last_chosen),
-            default=None,
+        waiting = pending_tokens(host)
+        target = self._least_loaded([e for e in endpoints if pending_tokens(e) < waiting], host, tokens)
+        if target is None:
+            return _STAYS["no_target"]
+        known = min(cached_tokens.get(target.address, 0), tokens)
+        how = self._way(host, target, held - known)
+        if how == "recompute" and not _pays(tokens, host, held, target, known):
+            return _STAYS["dear"]
+        return self._move(session, host, target, how, held, now_s)
+
+    def _as_ordered(
+        self,
+        request: RequestFacts,
+        session: bytes,
+        host: Endpoint,
+        endpoints: Sequence[Endpoint],
+        cached_tokens: Mapping[str, int],
+        now_s: float,
+    ) -> Move | Stay:
+        wanted = self.orders.get(session)
+        target = self._least_loaded(
+            [e for e in endpoints if wanted is None or e.address == wanted], host, request.tokens
         )
         if target is None:
             return _STAYS["no_target"]
-        known = min(cached_tokens.get(target.address, 0), request.tokens)
-        how = _way(host, target)
-        if how != "recompute" and held - known < rules.least_tokens:
-            how = "recompute"  # the target holds nearly all of it, or there is little to hold
-        if how == "recompute" and not host.draining and not _pays(request.tokens, host, held, target, known):
-            return _STAYS["dear"]
+        held = min(cached_tokens.get(host.address, 0), request.tokens)
+        how = self._way(host, target, held - cached_tokens.get(target.address, 0))
+        return self._move(session, host, target, how, held, now_s)
+
+    def _least_loaded(self, endpoints: Sequence[Endpoint], host: Endpoint, tokens: int) -> Endpoint | None:
+        fit = [e for e in endpoints if e.address not in self.draining and may_host(e, host, tokens)]
+        return min(fit, key=lambda e: (pending_tokens(e), e.last_chosen), default=None)
+
+    def _way(self, host: Endpoint, target: Endpoint, missing: int) -> How:
+        """`missing` tokens are held by the host and not by the target: few of them are soon computed again."""
+        return way_between(host, target) if missing >= self.rules.least_tokens else "recompute"
+
+    def _move(self, session: bytes, host: Endpoint, target: Endpoint, how: How, held: int, now_s: float) -> Move | Stay:
         if session in self._copied or (how == "copy" and not self._may_copy(host.address, target.address, now_s)):
             return _STAYS["busy"]
         return Move(session, host.address, target.address, how, held, host.generation, target.generation)
@@ -215,20 +263,16 @@ def pending_tokens(endpoint: Endpoint) -> int:
     return endpoint.pending_prefill_tokens + endpoint.others_pending_prefill_tokens
 
 
-def _may_host(target: Endpoint, host: Endpoint, tokens: int) -> bool:
+def may_host(target: Endpoint, host: Endpoint, tokens: int) -> bool:
     """Whether `target` can take a session of `host` with a context of `tokens`. What is not known speaks for it."""
     said, hosts = target.reported, host.reported
     free = None if said.kv_capacity_tokens is None else said.kv_capacity_tokens * (1.0 - (said.kv_usage or 0.0))
     return (
-        (
-            target is not host
-            and target.model == host.model
-            and target.healthy
-            and not target.draining
-            and (host.draining or pending_tokens(target) < pending_tokens(host))
-            and (free is None or free >= tokens)
-            and (target.max_model_len is None or target.max_model_len >= tokens)
-        )
+        target is not host
+        and target.model == host.model
+        and target.healthy
+        and (free is None or free >= tokens)
+        and (target.max_model_len is None or target.max_model_len >= tokens)
         and _alike(said.kv_block_tokens, hosts.kv_block_tokens)
         and _alike(said.kv_dtype, hosts.kv_dtype)
     )
@@ -238,14 +282,14 @@ def _alike(one: object, other: object) -> bool:
     return one is None or other is None or one == other
 
 
-def _way(host: Endpoint, target: Endpoint) -> How:
+def way_between(host: Endpoint, target: Endpoint) -> How:
+    """The best that both engines can do."""
     if not host.kv_connector or host.kv_connector != target.kv_connector:
         return "recompute"
     if host.kv_connector == "shared":
         return "pull"
-    return (
-        "copy" if transfers_safely(host.identity.version) and transfers_safely(target.identity.version) else "recompute"
-    )
+    safe = transfers_safely(host.identity.version) and transfers_safely(target.identity.version)
+    return "copy" if safe else "recompute"
 
 
 def transfers_safely(version: str | None) -> bool:

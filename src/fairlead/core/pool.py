@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
 from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.core.facts import RequestFacts
-from fairlead.core.health import Health
+from fairlead.core.health import SILENCE_S, Health
 from fairlead.core.ledger import PrefillEstimate
 from fairlead.core.peers import Load
 from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, EngineReport
@@ -34,10 +35,10 @@ class Endpoint:
     kv_connector: str = ""  # by which its KV can go elsewhere: mooncake, nixl, or a store that it shares; empty: none
 
     healthy: bool = True  # all that the request path reads of `health`
-    draining: bool = False  # by order of an operator: its sessions move away, and no new one comes
     rtt_ms: float = 0.0
     reported: EngineReport = UNKNOWN
     identity: EngineIdentity = UNIDENTIFIED
+    answered_s: float = -inf  # when a request last had an answer here, or the end of one
     generation: int = 0  # grows when the engine restarts: what it had cached is gone
     health: Health = field(default_factory=Health)
     configured_max_model_len: int | None = field(init=False)
@@ -86,6 +87,14 @@ class Endpoint:
     def request_failed(self, now_s: float) -> None:
         """A request met a refused connection, a time-out or a 5xx here; a 4xx is the client's and says nothing."""
         self.healthy = self.health.failed(now_s)
+
+    def request_abandoned(self, sent_s: float, now_s: float) -> None:
+        """A client gave up on a request without any answer. If nobody else had one since it was sent, the engine hangs.
+
+        One such request says little, as answers may be long and clients impatient; a streak ejects, as any failures do.
+        """
+        if now_s - sent_s >= SILENCE_S and self.answered_s < sent_s:
+            self.request_failed(now_s)
 
     def request_succeeded(self) -> None:
         """A request was served here, with a status below 400."""
