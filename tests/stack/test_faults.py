@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from fairlead.core.health import REQUEST_FAILURES_TO_EJECT, SILENCE_S
 from fairlead.gateway import Mode
 from tests.stack.conftest import Answer, Start, engine
 
@@ -63,6 +64,25 @@ async def test_an_engine_that_comes_back_is_chosen_again(stack: Start) -> None:
         return (await pool.chat(model="small")).status == 200
 
     await pool.until(served, "the engine is back")
+
+
+async def test_an_engine_that_answers_probes_and_hangs_on_requests_is_ejected(stack: Start) -> None:
+    pool = await stack(engine("small"), engine("small"))
+    hanging, well = (running.address for running in pool.engines)
+    await pool.fault(0, kind="hang")
+
+    async def ask() -> str:
+        try:
+            async with asyncio.timeout(SILENCE_S + 1):
+                return (await pool.chat(model="small")).headers["x-fairlead-endpoint"]
+        except TimeoutError:
+            return "left"
+
+    first = await asyncio.gather(*(ask() for _ in range(4 * REQUEST_FAILURES_TO_EJECT)))
+    assert first.count("left") >= REQUEST_FAILURES_TO_EJECT
+    assert set(first) == {"left", well}
+    assert await pool.metric("fairlead_endpoint_up", endpoint=hanging) == 0
+    assert await asyncio.gather(*(ask() for _ in range(20))) == [well] * 20
 
 
 async def test_thirty_bad_requests_of_a_client_eject_nobody(stack: Start) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 REQUEST_FAILURES_TO_EJECT: Final = 5
 FIRST_COOL_DOWN_S: Final = 5.0
 LONGEST_COOL_DOWN_S: Final = 60.0
+SILENCE_S: Final = 10.0  # of an engine that answers probes and no request; a long answer in one piece may take as long
 
 
 class Health:

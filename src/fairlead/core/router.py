@@ -96,7 +96,8 @@ class Router:
         if not endpoints:
             return Refusal("no_endpoint")
         for endpoint in endpoints:
-            endpoint.prefills.settle(now_s)
+            if endpoint.inflight_requests:
+                endpoint.prefills.settle(now_s)
             if endpoint.generation != endpoint.indexed_generation:  # it restarted: what it had cached is gone
                 endpoint.indexed_generation = endpoint.generation
                 self.index.forget(endpoint.address)
@@ -113,6 +114,7 @@ class Router:
                 addresses.append(r.candidate.address)
         chosen = self.pool.by_address[first.address]
         ticket = self._take(chosen, request.tokens, first.uncached_tokens)
+        chosen.prefills.settle(now_s)  # forget those that ended
         chosen.prefills.expect(ticket, chosen.prefill_ms_per_token * first.uncached_tokens, now_s)
         return Decision(
             addresses=tuple(addresses),

@@ -114,6 +114,12 @@ class Stream:
         decision.ticket.release()
         address = endpoint.address if endpoint is not None else decision.addresses[0]
         now_s = self._shared.clock_s()
+        served = self._shared.router.pool.by_address.get(address)
+        if served is not None:
+            if self._code == ABORTED_CODE:
+                served.request_abandoned(self._picked_s, now_s)
+            else:
+                served.answered_s = now_s
         self._shared.recorder.ended(self._route, decision.model, address, self._code, now_s - self._started_s)
         self._shared.router.feedback(decision, self._outcome(now_s), now_s)
 
@@ -258,6 +264,7 @@ class Stream:
         if served is None:
             return
         decision.ticket.move(served)
+        served.answered_s = now_s
         if address != decision.addresses[0] and self._pick_made is not None:
             self._shared.router.commit(self._pick_made.request, address, now_s)
         if not content_type.startswith(EVENT_STREAM):  # an answer in one piece comes when all its tokens are there
