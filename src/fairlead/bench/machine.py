@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from fairlead.bench.commit import commit
 from fairlead.errors import UserError
 from fairlead.gateway import envoy_binary
 
@@ -29,7 +30,7 @@ class Machine(msgspec.Struct, frozen=True):
 def this_machine() -> Machine:
     return Machine(
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        commit=_commit(),
+        commit=commit(),
         cpu=_cpu(),
         cores=len(os.sched_getaffinity(0)),
         kernel=f"{platform.system()} {platform.release()}",
@@ -37,23 +38,6 @@ def this_machine() -> Machine:
         envoy=_envoy(),
         load_average=os.getloadavg()[0],
     )
-
-
-def _commit() -> str:
-    """The commit of the source tree, with a mark if the sources differ from it; `unknown` for an installed package."""
-    package = Path(__file__).parents[1]
-    head = _git(package, "rev-parse", "--short=12", "HEAD")
-    if not head:
-        return "unknown"
-    return f"{head} with changes" if _git(package, "status", "--porcelain", "--", ".") else head
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return done.stdout.strip()
 
 
 def _cpu() -> str:
