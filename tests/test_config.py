@@ -10,7 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.config import ConfigError, host_and_port, load, parse
+from fairlead.addresses import host_and_port
+from fairlead.config import ConfigError, load, parse
 
 DESIGN = """
 listen: {grpc: 127.0.0.1:9002, admin: 127.0.0.1:9003}
@@ -67,6 +68,11 @@ def test_one_endpoint_is_enough() -> None:
          "f.yaml:1: pool.endpoints[0].kv_transfer.bootstrap: is required with mooncake"),
         (MINIMAL.replace("m}", "m, engine: sglang, kv_transfer: {connector: nixl}}"),
          "f.yaml:1: pool.endpoints[0].kv_transfer.connector: SGLang servers pass KV on through a store only"),
+        (MINIMAL + "policy: {name: lpwl}\ntuner:\n  mode: live\n",
+         'f.yaml:4: tuner.mode: policy "lpwl" has no weights to tune; tunable are: fairlead, gorgo'),
+        (MINIMAL + "policy: {name: fairlead, queue_weight: 9}\ntuner: {mode: shadow}\n",
+         "f.yaml:2: policy.queue_weight: queue_weight is outside 0.25 to 4, the bounds of the tuner"),
+        (MINIMAL + "tuner: {mode: on}\n", "f.yaml:2: tuner.mode: Input should be 'off', 'shadow' or 'live'"),
         (MINIMAL + "migration: {hot_ratio: -1}\n", "f.yaml:2: migration.hot_ratio: Input should be greater"),
         (MINIMAL + "gateway: {fallbacks: '2'}\n", "f.yaml:2: gateway.fallbacks: Input should be a valid integer"),
         (MINIMAL + "gateway: {fallbacks: -1}\n", "gateway.fallbacks: Input should be greater than or equal to 0"),
@@ -118,3 +124,7 @@ def test_any_address_is_split_or_refused(text: str) -> None:
 def test_any_yaml_is_taken_or_refused_with_a_sentence(value: object) -> None:
     with pytest.raises(ConfigError):
         parse(yaml.safe_dump({"pool": value}))
+
+
+def test_a_bare_off_is_a_mode_of_the_tuner_though_yaml_reads_it_as_false() -> None:
+    assert parse(MINIMAL + "tuner: {mode: off}\n").tuner.mode == "off"

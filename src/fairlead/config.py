@@ -6,15 +6,14 @@ key's path and what to change. Nothing here opens a socket or reads a file other
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import (
-    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
@@ -23,8 +22,10 @@ from pydantic import (
     model_validator,
 )
 
+from fairlead.addresses import Address, GrpcAddress, Store, ZmqAddress, without_password
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
+from fairlead.tuning.weights import BOXES
 
 
 class ConfigError(UserError):
@@ -39,63 +40,6 @@ class _InvalidAtError(ValueError):
         self.path = path
 
 
-def host_and_port(address: str) -> tuple[str, int]:
-    """Split `host:port` or `[v6]:port`. Raises ValueError with what to write instead."""
-    if "://" in address:
-        raise ValueError(f'"{address}" is a URL; write host:port, for example {address.split("://", 1)[1].rstrip("/")}')
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or "]" in port:
-        raise ValueError(f'"{address}" has no port; write host:port, for example {address or "127.0.0.1"}:8000')
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise ValueError(f'"{address}" is an IPv6 address without brackets; write [{host}]:{port}')
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError(f'"{port}" is not a port; write a number from 1 to 65535')
-    if any(character.isspace() or character in "/,@" for character in host):
-        raise ValueError(f'"{host}" is not a host name or address')
-    return host.strip("[]"), int(port)
-
-
-def _address(value: str) -> str:
-    host_and_port(value)
-    return value
-
-
-def _grpc_address(value: str) -> str:
-    if value.startswith("unix:"):
-        if len(value) < len("unix:/x") or not value.startswith("unix:/"):
-            raise ValueError(f'"{value}" is not an absolute socket path; write unix:/run/fairlead.sock')
-        return value
-    return _address(value)
-
-
-def _store(value: str) -> str:
-    """Raises ValueError without `value` in it: it may hold a password."""
-    if value == "memory":
-        return value
-    example = "memory, or redis://host:6379/0 (rediss:// for TLS)"
-    scheme, _, rest = value.partition("://")
-    if scheme not in ("redis", "rediss"):
-        raise ValueError(f"is not a session store; write {example}")
-    secret, _, place = rest.rpartition("@")
-    if any(character.isspace() or character in "?#" for character in rest) or set(secret) & set("/[]"):
-        raise ValueError(
-            f"a space or one of /?#[] is in the way; write {example}, and in a password %2F for / and so on"
-        )
-    server, slash, database = place.partition("/")
-    if slash and not (database.isascii() and database.isdigit() and len(database) < 6):
-        raise ValueError(f'the database "{database}" is not a number; write {example}')
-    host_and_port(server)
-    return value
-
-
-def without_password(store: str) -> str:
-    """`store` as it may be shown: without user and password."""
-    scheme, separator, rest = store.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
-
-
-Address = Annotated[str, AfterValidator(_address)]
-GrpcAddress = Annotated[str, AfterValidator(_grpc_address)]
 Interval = Annotated[int, Field(ge=10)]  # milliseconds
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # YAML has lists, a frozen configuration tuples
 
@@ -119,15 +63,6 @@ class Gateway(_Section):
     fallbacks: Annotated[int, Field(ge=0, le=8)] = 2  # 0 behind ORIGINAL_DST gateways: they take one address only
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
     processor_timeout_ms: PositiveInt = 1000  # after this Envoy goes on without the sidecar
-
-
-def _zmq_address(value: str) -> str:
-    if not re.fullmatch(r"tcp://[^\s:/]+:\d+|ipc://\S+", value):
-        raise ValueError(f'"{value}" is not a ZMQ address; write tcp://host:port, for example tcp://127.0.0.1:5557')
-    return value
-
-
-ZmqAddress = Annotated[str, AfterValidator(_zmq_address)]
 
 
 class KvEvents(_Section):
@@ -216,7 +151,7 @@ class Sessions(_Section):
     With a Redis store, sidecars that share it keep a session on its host together and see each other's load.
     """
 
-    store: Annotated[str, AfterValidator(_store), PlainSerializer(without_password), Field(repr=False)] = "memory"
+    store: Annotated[Store, PlainSerializer(without_password), Field(repr=False)] = "memory"
     ttl: Annotated[int, Field(ge=1, le=30 * 86400)] = 3600  # seconds without a request
     max_entries: Annotated[int, Field(ge=1, le=20_000_000)] = 1_000_000  # about 220 bytes each
     headers: Names = ("x-session-id", "x-claude-code-session-id", "session-id")
@@ -261,6 +196,21 @@ class Migration(_Section):
     import_s: Annotated[float, Field(gt=0, le=600)] = 30.0  # deadline of the target's part
 
 
+def _off(value: object) -> object:
+    """YAML reads a bare `off` as false."""
+    return "off" if value is False else value
+
+
+class Tuner(_Section):
+    """Whether the policy's weights are learned from how requests go; see docs/tune.md."""
+
+    mode: Annotated[Literal["off", "shadow", "live"], BeforeValidator(_off)] = "off"  # shadow: changes nothing
+    window: Annotated[int, Field(ge=20, le=100_000)] = 128  # requests that one measurement takes
+    wash_out: Annotated[int, Field(ge=0, le=100_000)] = 32  # requests that are not counted after a change
+    warm_up: Annotated[int, Field(ge=0, le=1_000_000)] = 256  # requests before the first measurement
+    guard: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5  # times the usual p95: beyond it weights give way
+
+
 class Config(_Section):
     listen: Listen = Listen()
     gateway: Gateway = Gateway()
@@ -272,6 +222,22 @@ class Config(_Section):
     tenants: Tenants = Tenants()
     observe: Observe = Observe()
     migration: Migration | None = None
+    tuner: Tuner = Tuner()
+
+    @model_validator(mode="after")
+    def _the_tuned_policy_has_weights(self) -> Self:
+        if self.tuner.mode == "off":
+            return self
+        box = BOXES.get(self.policy.name)
+        if box is None:
+            message = f'policy "{self.policy.name}" has no weights to tune; tunable are: {", ".join(BOXES)}'
+            raise _InvalidAtError(("tuner", "mode"), message)
+        policy = build_policy(self.policy.name, self.policy.parameters())
+        for name, (low, high) in box.items():
+            if not low <= getattr(policy, name) <= high:
+                message = f"{name} is outside {low:g} to {high:g}, the bounds of the tuner; change it or tuner.mode"
+                raise _InvalidAtError(("policy", name), message)
+        return self
 
     @model_validator(mode="after")
     def _routes_lead_to_served_models(self) -> Self:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from fairlead.config import Config, ConfigError, host_and_port
+from fairlead.addresses import host_and_port
+from fairlead.config import Config, ConfigError
 from fairlead.core.capability import NEUTRAL, Capability, CapabilityFile, parse_capability_file
 from fairlead.core.pool import Endpoint, Pool
 

@@ -17,7 +17,8 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from fairlead.config import Config, ConfigError, host_and_port, load
+from fairlead.addresses import host_and_port
+from fairlead.config import Config, ConfigError, load
 from fairlead.core.budget import MessageBudget
 from fairlead.core.learning import Learner
 from fairlead.core.peers import Load
@@ -38,6 +39,7 @@ from fairlead.telemetry.admin import admin_app
 from fairlead.telemetry.metrics import FairleadCollector
 from fairlead.telemetry.recorder import Recorder
 from fairlead.telemetry.views import Sources
+from fairlead.tuning.serving import TrialLog, tuner_of
 
 _WATCH_S = 0.5
 _FAULT_LOG_S = 5.0
@@ -63,6 +65,7 @@ class Sidecar:
             index=PrefixIndex(max_bytes=prefixes.max_bytes, ttl_s=prefixes.ttl),
             sessions=SessionTable(ttl_s=sessions.ttl, max_entries=sessions.max_entries),
         )
+        self._use_policy()
         self.recorder = Recorder()
         self.learner = Learner()
         self._observers = Observers(self.config.observe, pool.endpoints)
@@ -162,11 +165,12 @@ class Sidecar:
             log.warning("these sections need a restart to change", sections=fixed)
         old_addresses = set(self.router.pool.by_address)
         self.router.pool = pool
-        if config.policy != self.config.policy:
-            self.router.use(_policy(config))
+        tuned_alike = (config.policy, config.tuner) == (self.config.policy, self.config.tuner)
         self.router.fallbacks = config.gateway.fallbacks
         self.learner.apply(pool.endpoints)
         self.config = config
+        if not tuned_alike:
+            self._use_policy()
         await self._observers.replace(config.observe, pool.endpoints)
         await self._kv_following.follow(config, pool.endpoints)
         for address in old_addresses - set(pool.by_address):
@@ -192,14 +196,20 @@ class Sidecar:
 
     async def tend(self) -> None:
         """What the request path leaves for later, once a second. Runs until cancelled."""
+        trials = TrialLog()
         while True:
             await asyncio.sleep(_TEND_S)
             self.router.sessions.expire(time.perf_counter())
             self._kv_following.restarted(self.router.pool.endpoints)
+            trials.tell(self.router)
             for endpoint in self.router.pool.endpoints:
                 capacity_tokens = endpoint.reported.kv_capacity_tokens
                 if capacity_tokens is not None:
                     self.router.index.set_capacity(endpoint.address, capacity_tokens // BLOCK_TOKENS)
+
+    def _use_policy(self) -> None:
+        policy = _policy(self.config)
+        self.router.use(policy, tuner_of(self.config, policy))
 
     async def report_faults(self) -> None:
         """Log our own faults, which the request path only counts. Runs until cancelled."""

@@ -10,7 +10,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairlead.config import Config, host_and_port
+from fairlead.addresses import host_and_port
+from fairlead.config import Config
 from fairlead.errors import UserError
 from fairlead.gateway import Mode, bootstrap, comment, render, validate
 

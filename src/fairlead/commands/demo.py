@@ -82,7 +82,7 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def _checked(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    from fairlead.config import host_and_port
+    from fairlead.addresses import host_and_port
 
     for address in addresses:
         try:

@@ -93,7 +93,7 @@ async def _run(options: EngineOptions) -> None:
 
 
 def _host_and_port(listen: str) -> tuple[str, int]:
-    from fairlead.config import host_and_port
+    from fairlead.addresses import host_and_port
     from fairlead.errors import UserError
 
     any_port = listen.endswith(":0")

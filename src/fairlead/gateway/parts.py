@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Any, Literal
 
-from fairlead.config import host_and_port
+from fairlead.addresses import host_and_port
 from fairlead.errors import UserError
 
 type_url = "type.googleapis.com/{}".format

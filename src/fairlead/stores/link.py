@@ -20,7 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from fairlead.config import without_password
+from fairlead.addresses import without_password
 
 TIMEOUT_S: Final = 1.0  # of a command, and of silence beyond the next ping: a Redis that is slower counts as gone
 FIRST_PAUSE_S: Final = 0.1

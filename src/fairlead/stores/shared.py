@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
-from fairlead.config import without_password
+from fairlead.addresses import without_password
 from fairlead.core.peers import Load
 from fairlead.core.pool import Endpoint
 from fairlead.core.sessions import SessionTable

@@ -20,6 +20,7 @@ from fairlead.telemetry import views
 from fairlead.telemetry.metrics import render
 from fairlead.telemetry.pages import add_page
 from fairlead.telemetry.recorder import KEPT_DECISIONS, DecisionRecord
+from fairlead.telemetry.tuner import add_tuner
 from fairlead.telemetry.views import Sources
 
 _AT_ONCE: Final = 64  # endpoints
@@ -75,6 +76,7 @@ def admin_app(sources: Sources, collector: Collector) -> web.Application:
     app.router.add_get("/debug/sessions/{id:.+}", session)
     app.router.add_get("/debug/status", status)
     app.router.add_get("/debug/config", in_force)
+    add_tuner(app, sources.router)
     add_page(app)
     return app
 

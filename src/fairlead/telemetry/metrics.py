@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from fairlead.core.learning import Learner
 from fairlead.core.router import Router
 from fairlead.engines.watch import WatchCounts
+from fairlead.telemetry import tuner
 from fairlead.telemetry.recorder import Histogram, Recorder
 
 if TYPE_CHECKING:  # libraries that only some installations have
@@ -49,6 +50,7 @@ class FairleadCollector(Collector):
         yield from self._watching()
         yield from self._shared()
         yield from self._learned()
+        yield from tuner.metrics(self._router)
         yield from self._faults()
 
     def _requests(self) -> Iterator[Metric]:

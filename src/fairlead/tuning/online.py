@@ -90,7 +90,7 @@ class OnlineTuner:
         self._policy = policy
         self._search = Search(self.home, box, rng)
         self._settings = settings
-        self._apply = apply
+        self.applies = apply
         self._measuring: Weights = self.home
         self._window: Window | None = None
         self._candidate: Weights | None = None  # being tried, over one round or several
@@ -144,7 +144,7 @@ class OnlineTuner:
         elif self.state == "frozen" and self._trying:
             self._candidate = None
             self._begin(self.incumbent, decided)
-        if self._measuring == before or not self._apply:
+        if self._measuring == before or not self.applies:
             return None
         return with_weights(self._policy, self._measuring)
 
@@ -209,7 +209,7 @@ class OnlineTuner:
     ) -> None:
         """The candidate's trial ends."""
         self._note(verdict, candidate, decided, now_s, tried)
-        if verdict == "accepted" and self._apply:
+        if verdict == "accepted" and self.applies:
             self._search.accept(candidate)
             self._incumbent_measures.clear()
             if tried is not None:
