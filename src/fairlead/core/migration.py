@@ -174,6 +174,10 @@ class Planner:
         self.orders[session] = target
         return True
 
+    def copies(self, session: bytes) -> bool:
+        """Whether the session's context is being copied now."""
+        return session in self._copied
+
     def spared(self, endpoints: Sequence[Endpoint], host: str | None) -> Sequence[Endpoint]:
         """Those that a request may go to while some drain: not these, but for the sessions that live there."""
         return [e for e in endpoints if e.address not in self.draining or e.address == host] or endpoints

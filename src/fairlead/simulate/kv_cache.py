@@ -80,6 +80,15 @@ class BlockPool:
                 idle.pop(name, None)
                 references[name] = 1
 
+    def adopt(self, hashes: Sequence[int]) -> int:
+        """Cache these blocks, which came from another engine; how many of them were new. Without room, none."""
+        known = self.match(hashes, len(hashes))
+        if not self.acquire(hashes, known, len(hashes) - known):
+            return 0
+        self.store(hashes, known, len(hashes))
+        self.release(hashes, len(hashes), 0)
+        return len(hashes) - known
+
     def release(self, hashes: Sequence[int], named: int, private: int) -> None:
         """Give back a request's blocks: the first `named` of `hashes`, which stay cached, and its private ones.
 

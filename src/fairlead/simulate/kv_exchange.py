@@ -143,7 +143,9 @@ class KvExchange:
             await wire.until_the_client_leaves()
         if list(hashes) != pulled.block_hashes[: len(hashes)] or prompt.count < pulled.tokens:
             self.wrong_kv += 1
-        self._install(hashes, prompt.count)
+        block_size, counters = self._engine.parameters.block_size, self._engine.counters
+        last = prompt.count == len(hashes) * block_size  # the last token of a prompt is computed all the same
+        counters.prompt_external += max(0, self._engine.pool.adopt(hashes) - last) * block_size
 
     async def _from_mooncake(self, params: dict[str, Any]) -> _Pulled:
         if any(not params.get(key) for key in _MOONCAKE_KEYS):
@@ -183,16 +185,6 @@ class KvExchange:
                 return dict(await response.json())
         except aiohttp.ClientError:
             raise SourceGoneError from None
-
-    def _install(self, hashes: Sequence[int], prompt_tokens: int) -> None:
-        """The blocks are here as if they had been computed; the last token of a prompt is computed all the same."""
-        pool, block_size = self._engine.pool, self._engine.parameters.block_size
-        known = pool.match(hashes, len(hashes))
-        if not pool.acquire(hashes, known, len(hashes) - known):
-            return  # no room
-        pool.store(hashes, known, len(hashes))
-        pool.release(hashes, len(hashes), 0)
-        self._engine.counters.prompt_external += max(0, (prompt_tokens - 1) // block_size - known) * block_size
 
     def _release(self, name: str) -> None:
         export = self._exports.pop(name, None)
