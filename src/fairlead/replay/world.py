@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.core.pool import Endpoint
@@ -32,13 +34,18 @@ class EndpointSpec(msgspec.Struct, frozen=True):
         return replace(self.engine, block_size=block_tokens, num_blocks=blocks)
 
 
-class Observation(msgspec.Struct, frozen=True):
+_Interval = Annotated[float, Meta(ge=0.001)]
+
+
+class Observation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the router hears of its engines; the defaults are those of `observe` in the configuration."""
 
-    scrape_s: float = 0.25  # between reads of what engines report of themselves
-    rtt_s: float = 5.0  # between measurements of the round trip
-    rtt_alpha: float = 0.3  # weight of the newest
-    messages_per_second: float = 20.0  # of answers observed in full, which show first tokens and teach constants
+    scrape_s: _Interval = 0.25  # between reads of what engines report of themselves
+    rtt_s: _Interval = 5.0  # between measurements of the round trip
+    rtt_alpha: Annotated[float, Meta(gt=0, le=1)] = 0.3  # weight of the newest
+    messages_per_second: Annotated[float, Meta(ge=0)] = (
+        20.0  # of answers observed in full, which show first tokens and teach constants
+    )
 
 
 class Retries(msgspec.Struct, frozen=True):
