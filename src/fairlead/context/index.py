@@ -81,6 +81,15 @@ class ContextIndex:
                     shard.popitem(last=False)
                 shard[key] = None
 
+    def known(self, root: int, blocks: Sequence[int]) -> int:
+        """How many of the first blocks were sent in this order after `root`."""
+        prefix, shards = root, self._shards
+        for number, block in enumerate(blocks):
+            prefix = hash((prefix, block))
+            if prefix not in shards[prefix % _SHARDS]:
+                return number
+        return len(blocks)
+
     def drop(self, root: int, blocks: Sequence[int]) -> None:
         """Nobody holds this order any more: drop its longest prefix, and with it all that went on from there."""
         prefix = root

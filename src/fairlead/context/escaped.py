@@ -1,0 +1,89 @@
+"""A JSON string as it was written: its text, and where each byte of the text stands in what was written.
+
+Clients escape differently. What stays of a text stays as its client wrote it, byte for byte: routing hashes it so.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+Piece = tuple[int, int] | bytes  # of a changed text: a slice of what it was, or new text
+
+_ESCAPE: Final = re.compile(rb"(?:\\u[0-9a-fA-F]{4})+|\\.")
+_UNIT: Final = 6  # bytes of \uXXXX
+_decode = msgspec.json.Decoder(str).decode
+
+
+class Escaped:
+    """A JSON string literal, with its quotes. Raises msgspec.DecodeError for one that is no text."""
+
+    __slots__ = ("_raw", "_raw_ends", "_text_ends", "text")
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self.text = raw[1:-1] if raw.isascii() and b"\\" not in raw else _text(raw)
+        self._text_ends: list[int] | None = None
+        self._raw_ends: list[int] = []
+
+    @classmethod
+    def read(cls, raw: bytes) -> Escaped | None:
+        """None for half a surrogate pair, which JSON can write and UTF-8 cannot."""
+        try:
+            return cls(raw)
+        except (msgspec.DecodeError, UnicodeError):
+            return None
+
+    def written(self, pieces: Iterable[Piece]) -> bytes:
+        """The JSON string of a changed text. New text is escaped; slices are as they were."""
+        parts = [b'"']
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                parts.append(msgspec.json.encode(piece.decode())[1:-1])
+            else:
+                parts.append(self._raw[self._place(piece[0]) : self._place(piece[1])])
+        parts.append(b'"')
+        return b"".join(parts)
+
+    def _place(self, offset: int) -> int:
+        """Where the text's byte `offset` begins in the literal."""
+        text_ends = self._text_ends
+        if text_ends is None:
+            text_ends = self._text_ends = self._find_escapes()
+        last = bisect_right(text_ends, offset) - 1
+        place = self._raw_ends[last] + offset - text_ends[last]
+        if last + 1 == len(text_ends):
+            return place
+        run = self._raw.index(b"\\", self._raw_ends[last])
+        if place <= run:
+            return place
+        wanted = place - run  # bytes of text into a run of \uXXXX
+        end = run
+        while len(_text(b'"' + self._raw[run:end] + b'"')) < wanted:
+            high = self._raw[end + 2 : end + 4].lower()
+            end += 2 * _UNIT if b"d8" <= high <= b"db" else _UNIT
+        return end
+
+    def _find_escapes(self) -> list[int]:
+        """For each escape or run of \\uXXXX, its end in the text, and in `_raw_ends` its end in the literal."""
+        text_ends, raw_ends = [0], self._raw_ends
+        raw_ends.append(1)
+        for match in _ESCAPE.finditer(self._raw):
+            start, end = match.span()
+            size = 1 if end - start == 2 else len(_text(b'"' + match.group() + b'"'))
+            text_ends.append(text_ends[-1] + start - raw_ends[-1] + size)
+            raw_ends.append(end)
+        return text_ends
+
+
+def applied(text: bytes, pieces: Iterable[Piece]) -> bytes:
+    """The changed text."""
+    return b"".join([piece if isinstance(piece, bytes) else text[piece[0] : piece[1]] for piece in pieces])
+
+
+def _text(raw: bytes) -> bytes:
+    return _decode(raw).encode()
