@@ -11,7 +11,20 @@ import typer
 from fairlead import __version__
 from fairlead.errors import UserError
 
-COMMANDS = ("up", "serve", "check", "envoy", "engine", "demo", "fit", "calibrate", "replay", "bench", "bench_routing")
+COMMANDS = (
+    "up",
+    "serve",
+    "check",
+    "envoy",
+    "engine",
+    "demo",
+    "fit",
+    "calibrate",
+    "replay",
+    "tune",
+    "bench",
+    "bench_routing",
+)
 
 app = typer.Typer(
     name="fairlead",

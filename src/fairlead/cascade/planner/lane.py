@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 # Of what the lane can take at most. The first is an idle lane, the last the most that a plan loads a lane with.
 _LOADS = (0.02, 0.35, 0.6, 0.75, 0.85, 0.92)
-_FEWEST_REQUESTS, _MOST_REQUESTS = 400, 1000
+_FEWEST_REQUESTS, _MOST_REQUESTS = 400, 800
 _WARM_UP = 0.2  # of the requests: the lane starts empty
 _SEED = 20
 
