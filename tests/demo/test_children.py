@@ -74,3 +74,14 @@ async def test_a_child_is_gone_after_its_block(tmp_path: Path) -> None:
         pid = child._process.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_a_stubborn_child_and_what_it_started_are_gone_after_the_block(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    stubborn = f"trap '' TERM; sleep 60 & echo $! $$ > {pids}.new; mv {pids}.new {pids}; wait; sleep 60"
+    async with Child("a child", ["-c", stubborn], tmp_path / "log", program=["bash"], environment={"LANG": "C"}):
+        while not pids.exists():  # noqa: ASYNC110 - a file sets no event
+            await asyncio.sleep(0.01)
+    for pid in pids.read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)

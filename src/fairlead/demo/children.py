@@ -1,13 +1,16 @@
-"""Child processes of the demo: each has a name, a log and an owner, and none outlives the block that started it."""
+"""Child processes: each has a name, a log and an owner, and none outlives the block that started it, nor do its own."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +22,7 @@ _READY_WITHIN_S: Final = 30.0  # four Python processes start at once, on a lapto
 _STOP_WITHIN_S: Final = 5.0
 _POLL_S: Final = 0.03
 _TAIL_LINES: Final = 12
+_FAIRLEAD: Final = (sys.executable, "-m", "fairlead")
 
 T = TypeVar("T")
 
@@ -28,17 +32,29 @@ class ChildError(Exception):
 
 
 class Child:
-    """`async with Child(...) as child:` runs `python -m fairlead <arguments>` until the block ends."""
+    """`async with Child(...) as child:` runs `program` with `arguments` until the block ends.
 
-    def __init__(self, name: str, arguments: list[str], log_path: Path) -> None:
+    `environment` is added to this process's own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log_path: Path,
+        *,
+        program: Sequence[str] = _FAIRLEAD,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._name = name
-        self._arguments = arguments
+        self._command = (*program, *arguments)
+        self._environment = {**os.environ, **(environment or {})}
         self._log_path = log_path
         self._process: asyncio.subprocess.Process | None = None
 
-    async def until_ready(self, url: str) -> None:
+    async def until_ready(self, url: str, within_s: float = _READY_WITHIN_S) -> None:
         """Wait for `url` to answer 200."""
-        await while_running(self._answers(url), self.ended())
+        await while_running(self._answers(url, within_s), self.ended())
 
     async def ended(self) -> Never:
         """Wait for the process to end, and raise: a child of the demo never ends by itself."""
@@ -46,12 +62,18 @@ class Child:
         status = await self._process.wait()
         raise self._error(f"ended with status {status}")
 
+    def kill(self) -> None:
+        """End it and its own children at once, as a machine that fails would."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     async def __aenter__(self) -> Self:
         with self._log_path.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *_ends_with_parent(),
-                *(sys.executable, "-m", "fairlead"),
-                *self._arguments,
+                *self._command,
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -63,26 +85,25 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._process is not None
-        if self._process.returncode is not None:
-            return
-        self._process.terminate()
         try:
-            async with asyncio.timeout(_STOP_WITHIN_S):
-                await self._process.wait()
-        finally:
             if self._process.returncode is None:
-                self._process.kill()
-                await self._process.wait()
+                self._process.terminate()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_STOP_WITHIN_S):
+                        await self._process.wait()
+        finally:
+            self.kill()  # what is left of its group, even where it has ended itself
+            await self._process.wait()
 
-    async def _answers(self, url: str) -> None:
+    async def _answers(self, url: str, within_s: float) -> None:
         try:
-            async with asyncio.timeout(_READY_WITHIN_S), httpx.AsyncClient(trust_env=False) as client:
+            async with asyncio.timeout(within_s), httpx.AsyncClient(trust_env=False) as client:
                 while True:
                     if await is_answering(client, url):
                         return
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            raise self._error(f"was not ready within {_READY_WITHIN_S:g} s") from None
+            raise self._error(f"was not ready within {within_s:g} s") from None
 
     def _error(self, what: str) -> ChildError:
         return ChildError(f"{self._name} {what}; its last words:\n{log_tail(self._log_path)}")
