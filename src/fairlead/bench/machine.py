@@ -53,3 +53,17 @@ def _envoy() -> str:
     done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, check=False)
     found = re.search(r"/(\d+\.\d+\.\d+)/", done.stdout)
     return found.group(1) if found else "unknown"
+
+
+def machine_facts(command: str, seed: int, machine: Machine, load_average_after: float) -> str:
+    """How, when and where it ran, as a list."""
+    facts = (
+        ("Command", f"`{command}`"),
+        ("Seed", seed),
+        ("Date", machine.date),
+        ("Commit", machine.commit),
+        ("Machine", f"{machine.cpu}, {machine.cores} cores, {machine.kernel}"),
+        ("Software", f"Python {machine.python}, Envoy {machine.envoy}"),
+        ("Load average before and after", f"{machine.load_average:.2f}, {load_average_after:.2f}"),
+    )
+    return "\n".join(f"- {name}: {value}" for name, value in facts)

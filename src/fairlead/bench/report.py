@@ -9,8 +9,8 @@ import msgspec
 
 from fairlead.bench.bodies import KINDS
 from fairlead.bench.decision import ENDPOINTS, MODEL, POLICIES, ROUTE, SIZES_KIB, Cell, slopes
-from fairlead.bench.machine import Machine
-from fairlead.bench.markdown import machine_facts, table
+from fairlead.bench.machine import Machine, machine_facts
+from fairlead.bench.markdown import table
 from fairlead.bench.numbers import spread
 from fairlead.bench.tables.report import sections as tables_sections
 from fairlead.bench.tables.run import Tables

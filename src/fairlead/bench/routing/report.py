@@ -9,7 +9,8 @@ from typing import Final
 
 import msgspec
 
-from fairlead.bench.markdown import machine_facts, table
+from fairlead.bench.machine import machine_facts
+from fairlead.bench.markdown import table
 from fairlead.bench.numbers import Estimate, difference, estimate, ratio
 from fairlead.bench.routing import pool
 from fairlead.bench.routing.run import OURS, Cell, Results
