@@ -19,6 +19,7 @@ COMMANDS = (
     "engine",
     "demo",
     "fit",
+    "plan",
     "calibrate",
     "replay",
     "tune",

@@ -51,7 +51,7 @@ class TunerSettings(msgspec.Struct, frozen=True):
     confidence: float = 1.64  # standard errors that a gain must exceed: one in twenty by chance alone, were it one look
     most_rounds: int = 4  # a candidate that is then still not certainly better is rejected
     guard: float = 1.5  # times the p95 to compare with, of time to the end or to the first token
-    first_token_tolerance: float = 0.1  # share that a candidate may lose on p95 time to first token
+    first_token_tolerance: float = 0.1  # share of p95 time to the first token that all changes together may cost
     patience_s: float = 60.0  # for the requests of a window that have not ended
     stale_s: float = 3600.0  # an older measure is no comparison
 
@@ -97,6 +97,7 @@ class OnlineTuner:
         self._candidate_measure: Measure | None = None  # of the round under way
         self._gains: list[float] = []  # one a round
         self._first_token_gains: list[float] = []
+        self._first_token_loss = 0.0  # of the logarithm of p95, by all that was accepted since the configured weights
         self._incumbent_measures: deque[Measure] = deque(maxlen=_HELD_TO)
         self._strikes = 0
         self._noise_sum = self._noise_weight = 0.0
@@ -198,8 +199,10 @@ class OnlineTuner:
             self._first_token_gains.append(_gain(*seen))
         gain, rounds = fmean(self._gains), len(self._gains)
         if gain > max(self._settings.confidence * self._error(rounds), self._settings.tolerance):
-            least = -math.log1p(self._settings.first_token_tolerance)
-            later = bool(self._first_token_gains) and fmean(self._first_token_gains) < least
+            loss = self._first_token_loss - (fmean(self._first_token_gains) if self._first_token_gains else 0.0)
+            later = loss > math.log1p(self._settings.first_token_tolerance)
+            if not later:
+                self._first_token_loss = max(0.0, loss)
             self._close("first_token" if later else "accepted", candidate, decided, now_s, tried)
         elif gain <= self._settings.tolerance or rounds == self._settings.most_rounds:
             self._close("rejected", candidate, decided, now_s, tried)
@@ -229,6 +232,7 @@ class OnlineTuner:
             self._strikes = 0
             self._note("rolled_back", self.home, decided, now_s)
             self._search.restart(self.home)
+            self._first_token_loss = 0.0
             self._candidate = None
             self._forget()
             self.state = "tuning"

@@ -1,0 +1,165 @@
+"""Tuning on recorded traffic: what it finds, and what it refuses to call a gain."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+import yaml
+
+from fairlead.config import PolicyConfig
+from fairlead.errors import UserError
+from fairlead.policies import build_policy
+from fairlead.replay.network import constant
+from fairlead.replay.run import Traffic
+from fairlead.replay.world import EndpointSpec, World
+from fairlead.simulate.parameters import EngineParameters
+from fairlead.tuning.offline import Found, Ground, Slice, compare, tune
+from fairlead.tuning.weights import BOXES
+
+ENGINE = EngineParameters(prefill_ms_per_token=0.1)
+FAR_MS = 100.0
+WORLD = World(
+    (
+        EndpointSpec("10.0.0.1:8000", engine=ENGINE),
+        EndpointSpec("10.0.0.2:8000", engine=ENGINE, region="far"),
+        EndpointSpec("10.0.0.3:8000", engine=ENGINE, region="far"),
+    ),
+    regions={"far": constant(FAR_MS)},
+)
+WORLD_FILE = f"""
+engines: {{e: {{prefill_ms_per_token: 0.1}}}}
+pool: [{{engine: e}}, {{count: 2, engine: e, region: far}}]
+regions: {{far: {FAR_MS}}}
+"""
+
+
+def write_trace(folder: Path, *, requests: int = 1200, gap_s: float = 0.12, seed: int = 0) -> Path:
+    """Prompts of 1,000 tokens, more often than one engine can serve and less often than three can."""
+    rng = Random(seed)
+    now_s, lines = 0.0, []
+    for _ in range(requests):
+        now_s += rng.expovariate(1 / gap_s)
+        row = {"at_s": round(now_s, 4), "prompt_tokens": rng.randrange(500, 1500), "output_tokens": 10}
+        lines.append(json.dumps(row))
+    path = folder / "trace.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def found_by(trace: Path, *, proposals: int = 8, **start: float) -> Found:
+    ground = Ground((Traffic(str(trace)),), WORLD, seeds=(0,))
+    return tune("gorgo", build_policy("gorgo", start), BOXES["gorgo"], ground, proposals=proposals, seed=0)
+
+
+@pytest.fixture(scope="module")
+def nearest_only(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """From weights under which nearly all goes to the one near engine."""
+    return found_by(write_trace(tmp_path_factory.mktemp("trace")), rtt_weight=32.0, queue_weight=0.1)
+
+
+def test_from_weights_that_overload_the_nearest_engine_it_finds_better_ones(nearest_only: Found) -> None:
+    assert nearest_only.best["rtt_weight"] < nearest_only.start["rtt_weight"]
+    assert nearest_only.held_out is not None
+    assert nearest_only.held_out.is_gain
+    assert nearest_only.held_out.total.mean < 0.9
+
+
+def test_every_proposal_is_kept_with_what_it_was_compared_with(nearest_only: Found) -> None:
+    assert [proposal.number for proposal in nearest_only.proposals] == list(range(1, 9))
+    incumbent = nearest_only.start
+    for proposal in nearest_only.proposals:
+        assert proposal.incumbent == incumbent
+        incumbent = proposal.candidate if proposal.accepted else incumbent
+    assert incumbent == nearest_only.best
+
+
+def test_the_same_seed_finds_the_same(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path, requests=800)
+    assert found_by(trace, proposals=3) == found_by(trace, proposals=3)
+
+
+def test_where_weights_do_not_matter_no_gain_is_reported(tmp_path: Path) -> None:
+    """One request at a time, all engines near: every choice is as good."""
+    trace = write_trace(tmp_path, requests=800, gap_s=10.0)
+    world = World(tuple(EndpointSpec(f"10.0.0.{n}:8000", engine=ENGINE) for n in range(1, 4)))
+    ground = Ground((Traffic(str(trace)),), world, seeds=(0,))
+    found = tune("fairlead", build_policy("fairlead", {}), BOXES["fairlead"], ground, proposals=5, seed=0)
+    assert found.held_out is None
+    assert found.best == found.start
+
+
+@pytest.mark.parametrize(
+    ("gains", "losses", "is_gain"),
+    [
+        ([0.10, 0.11, 0.09, 0.10], [0.0, 0.01, -0.01, 0.0], True),
+        ([0.10, -0.10, 0.20, -0.15], [0.0, 0.0, 0.0, 0.0], False),
+        ([-0.10, -0.11, -0.09, -0.10], [0.0, 0.0, 0.0, 0.0], False),
+        ([0.10, 0.11, 0.09, 0.10], [0.20, 0.21, 0.19, 0.20], False),
+    ],
+    ids=["sure", "the interval includes none", "worse", "the first token pays for it"],
+)
+def test_a_gain_is_one_only_beyond_its_interval_and_within_the_guard(
+    gains: list[float], losses: list[float], is_gain: bool
+) -> None:
+    before = [Slice(7.0, 5.0)] * len(gains)
+    after = [Slice(7.0 - gain, 5.0 + loss) for gain, loss in zip(gains, losses, strict=True)]
+    assert compare(before, after).is_gain is is_gain
+
+
+def test_a_trace_too_short_to_judge_by_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="too few to tell weights apart"):
+        found_by(write_trace(tmp_path, requests=300))
+
+
+def fairlead(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fairlead", "tune", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=100, check=False)
+
+
+def test_the_command_writes_weights_to_copy_every_proposal_and_a_picture(tmp_path: Path) -> None:
+    write_trace(tmp_path)
+    (tmp_path / "world.yaml").write_text(WORLD_FILE)
+    done = fairlead(
+        *("trace.jsonl", "--world", "world.yaml", "--policy", "gorgo:rtt_weight=32:queue_weight=0.1"),
+        *("--proposals", "8", "--seeds", "1", "--jobs", "1"),
+        folder=tmp_path,
+    )
+    assert (done.returncode, done.stdout.startswith("Gain: ")) == (0, True), done.stderr
+    section = yaml.safe_load((tmp_path / "tune" / "weights.yaml").read_text())["policy"]
+    assert section["rtt_weight"] < 32
+    assert PolicyConfig.model_validate(section).name == "gorgo"
+    rows = (tmp_path / "tune" / "proposals.jsonl").read_text().splitlines()
+    assert [json.loads(row)["number"] for row in rows] == list(range(1, 9))
+    assert (tmp_path / "tune" / "tune.png").read_bytes().startswith(b"\x89PNG")
+    assert len(re.findall(r"^\| \d+ \|", (tmp_path / "tune" / "tune.md").read_text(), re.MULTILINE)) == 8
+
+
+def test_without_a_gain_no_weights_are_written_and_old_ones_are_taken_away(tmp_path: Path) -> None:
+    write_trace(tmp_path, requests=800, gap_s=10.0)
+    (tmp_path / "tune").mkdir()
+    (tmp_path / "tune" / "weights.yaml").write_text("policy: {name: gorgo}\n")
+    done = fairlead("trace.jsonl", "--proposals", "1", "--seeds", "1", "--jobs", "1", folder=tmp_path)
+    assert (done.returncode, "No gain" in done.stdout) == (0, True), done.stderr
+    assert sorted(path.name for path in (tmp_path / "tune").iterdir()) == ["proposals.jsonl", "tune.md", "tune.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("none.jsonl",), "none.jsonl: cannot be read"),
+        (("trace.jsonl", "--policy", "lpwl"), 'policy "lpwl" has no weights to tune'),
+        (("trace.jsonl", "--policy", "fairlead:queue_weight=9"), "queue_weight 9 is outside the box"),
+        (("trace.jsonl",), "too few to tell weights apart"),
+    ],
+)
+def test_wrong_use_ends_with_two_and_one_sentence(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    write_trace(tmp_path, requests=20)
+    done = fairlead(*arguments, folder=tmp_path)
+    assert (done.returncode, says in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "tune").exists()
