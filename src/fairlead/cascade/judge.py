@@ -26,7 +26,8 @@ _INSTRUCTIONS: Final = (
     "100 (perfect) and nothing else."
 )
 _SCORE: Final = re.compile(
-    r"[^\w-]*(?:(?:final\s+)?(?:score|grade|rating)[^\w-]*(?:is\s*)?)?(\d{1,3}(?:\.\d+)?)\s*(?:/\s*100|%|out of 100)?\W*",
+    r"[^\w-]*(?:(?:final\s+)?(?:score|grade|rating)[^\w-]*(?:is\s*)?)?"
+    r"(\d{1,3}(?:\.\d+)?)\s*(?:/\s*100|%|out of 100)?\W*",
     re.I,
 )
 _MOST_TEXT: Final = 24_000  # characters of a request or an answer that a judge is shown
