@@ -29,21 +29,19 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A text whose blocks are known. Per group and block, in the order received: pieces, and the identity they have."""
+    """A text whose blocks are known. By group and block, in the order received: pieces and a hash of what they say."""
 
     text: bytes
     groups: tuple[Group, ...] = ()
     rendered: tuple[tuple[tuple[Piece, ...], ...], ...] = ()
+    ids: tuple[tuple[int, ...], ...] = ()
     references: tuple[tuple[int, ...], ...] = ()  # positions of the blocks that are references
     bodies: tuple[tuple[bytes, bytes], ...] = ()  # first read here, by digest, with their names
     parts: tuple[tuple[bytes, int], ...] = ()
     whole: tuple[Piece, ...] = ()  # of a text without groups
 
-    def ids(self, group: int) -> list[int]:
-        return [xxh3_64_intdigest(applied(self.text, pieces)) for pieces in self.rendered[group]]
 
-
-Choose = Callable[[int, int, list[int]], Order]  # group, hash of all that is read before it, identities of its blocks
+Choose = Callable[[int, int], Order]  # group, hash of all that the model reads before it
 
 
 def draft(text: bytes, role: str, settings: Settings, seen: Seen, text_place: int) -> Draft:
@@ -75,7 +73,8 @@ def draft(text: bytes, role: str, settings: Settings, seen: Seen, text_place: in
     for digest, place in own_parts.items():
         seen.parts.setdefault(digest, place)
     bodies = tuple(seen.bodies.items())[known:]
-    return Draft(text, tuple(groups), tuple(rendered), tuple(references), bodies, tuple(own_parts.items()), whole)
+    ids = tuple([tuple([xxh3_64_intdigest(applied(text, block)) for block in blocks]) for blocks in rendered])
+    return Draft(text, tuple(groups), tuple(rendered), ids, tuple(references), bodies, tuple(own_parts.items()), whole)
 
 
 def arranged(made: Draft, before: int, choose: Choose) -> tuple[Piece, ...] | None:
@@ -93,7 +92,7 @@ def arranged(made: Draft, before: int, choose: Choose) -> tuple[Piece, ...] | No
         if len(blocks) > 1:
             read.update(applied(text, pieces[hashed:]))
             hashed = len(pieces)
-            order = choose(number, read.intdigest(), made.ids(number))
+            order = choose(number, read.intdigest())
         else:
             order = (0,)
         for slot, block in enumerate(order):

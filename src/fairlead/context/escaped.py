@@ -14,8 +14,9 @@ import msgspec
 
 Piece = tuple[int, int] | bytes  # of a changed text: a slice of what it was, or new text
 
-_ESCAPE: Final = re.compile(rb"(?:\\u[0-9a-fA-F]{4})+|\\.")
+_UNICODE: Final = re.compile(rb"(?:\\u[0-9a-fA-F]{4})+")
 _UNIT: Final = 6  # bytes of \uXXXX
+_U: Final = ord("u")
 _decode = msgspec.json.Decoder(str).decode
 
 
@@ -70,13 +71,22 @@ class Escaped:
 
     def _find_escapes(self) -> list[int]:
         """For each escape or run of \\uXXXX, its end in the text, and in `_raw_ends` its end in the literal."""
-        text_ends, raw_ends = [0], self._raw_ends
-        raw_ends.append(1)
-        for match in _ESCAPE.finditer(self._raw):
-            start, end = match.span()
-            size = 1 if end - start == 2 else len(_text(b'"' + match.group() + b'"'))
-            text_ends.append(text_ends[-1] + start - raw_ends[-1] + size)
-            raw_ends.append(end)
+        raw, text_ends, raw_ends = self._raw, [0], self._raw_ends
+        text_end, raw_end = 0, 1
+        raw_ends.append(raw_end)
+        start = raw.find(b"\\", raw_end)
+        while start >= 0:
+            text_end += start - raw_end
+            if raw[start + 1] != _U:
+                raw_end = start + 2
+                text_end += 1
+            else:
+                run = _UNICODE.match(raw, start)
+                raw_end = run.end() if run else start + _UNIT
+                text_end += len(_text(b'"' + raw[start:raw_end] + b'"'))
+            text_ends.append(text_end)
+            raw_ends.append(raw_end)
+            start = raw.find(b"\\", raw_end)
         return text_ends
 
 

@@ -27,7 +27,7 @@ from fairlead.core.spans import Place, replace_at
 
 LIMIT_S: Final = 0.005
 DEFAULT_MEMORY_BYTES: Final = 64 * 1024 * 1024
-MOST_FORMS: Final = 4
+MOST_FORMS: Final = 3
 
 _LEAST_TEXT_BYTES: Final = 64  # a shorter text has no blocks worth looking for
 _MOST_TEXT_BYTES: Final = 1024 * 1024  # a longer one would take too long, at every turn
@@ -298,7 +298,8 @@ class _Choice:
         self._reorders = reorders
         self._number = number
 
-    def __call__(self, group: int, root: int, ids: list[int]) -> Order:
+    def __call__(self, group: int, root: int) -> Order:
+        ids = self._made.ids[group]
         received = order = tuple(range(len(ids)))
         if not self._reorders:
             return received
