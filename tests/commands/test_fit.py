@@ -97,3 +97,15 @@ def test_help_shows_an_example() -> None:
     ran = fairlead("fit", "--help")
     assert ran.returncode == 0
     assert "fairlead fit attempts.csv --out models/" in " ".join(ran.stdout.split())
+
+
+def test_short_prompts_are_told_apart_when_the_first_bucket_is_theirs(tmp_path: Path) -> None:
+    rows = [
+        f"small,en,{tokens},{int(tokens < 100 or number % 10 == 0)}" for tokens in (64, 512) for number in range(40)
+    ]
+    table = tmp_path / "attempts.csv"
+    table.write_text("\n".join(["model,language,tokens,correct", *rows]) + "\n")
+    ran = fairlead("fit", table, "--out", tmp_path, "--first-bucket", "64")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    small = parse_capability_file((tmp_path / "kv-lookup.json").read_bytes()).of_model("small")
+    assert small.success_probability("en", 0, 60) > 0.7 > 0.3 > small.success_probability("en", 0, 500)

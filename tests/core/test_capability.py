@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fairlead.core.capability import LEAST_SUCCESS_PROBABILITY, NEUTRAL, parse_capability_file
 from fairlead.core.language import LANGUAGES
-from fairlead.core.lengths import BUCKETS
+from fairlead.core.lengths import BUCKETS, bucket_of
 
 FALLING = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3]
 
@@ -106,3 +106,17 @@ def test_looking_up_a_capability_loads_no_fitting_library() -> None:
     loaded = set(printed.stdout.split())
     assert "fairlead" in loaded
     assert not loaded & {"numpy", "sklearn", "scipy", "polars", "matplotlib"}
+
+
+def test_a_file_may_begin_with_shorter_prompts() -> None:
+    buckets = ["64", "128", "256", "512", "1K", "2K", "beyond"]
+    file = {"task": "kv", "first_bucket_tokens": 64, "buckets": buckets, "models": {"small": {"other": FALLING}}}
+    small = parse_capability_file(json.dumps(file).encode()).of_model("small")
+    found = [small.success_probability("en", bucket_of(tokens), tokens) for tokens in (60, 72, 73, 128, 1024, 99_999)]
+    assert found == [FALLING[bucket] for bucket in (0, 0, 1, 1, 4, 6)]
+
+
+@pytest.mark.parametrize("first", [0, -64, 64.5, True, "64", 1 << 21])
+def test_a_first_bucket_that_is_no_length_is_refused(first: object) -> None:
+    with pytest.raises(ValueError, match="first_bucket_tokens"):
+        parse_capability_file(encoded(first_bucket_tokens=first))

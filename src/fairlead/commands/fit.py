@@ -29,6 +29,9 @@ def fit(
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("models"),
     seed: Annotated[int, typer.Option(min=0, help="Chooses the folds; same table and seed, same files.")] = 0,
     folds: Annotated[int, typer.Option(min=3, max=50, help="Folds of the cross-validation.")] = 5,
+    first_bucket: Annotated[
+        int, typer.Option(min=1, help="Length of the first bucket; the others double it.", metavar="TOKENS")
+    ] = 4096,
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Write no picture.")] = False,
 ) -> None:
     """Fit how likely each model answers rightly, by language and prompt length.
@@ -39,7 +42,7 @@ def fit(
     Example: `fairlead fit attempts.csv --out models/`
     """
     try:
-        _fit(attempts, out, seed, folds, plot=not no_plot)
+        _fit(attempts, out, seed, folds, first_bucket, plot=not no_plot)
     except ModuleNotFoundError as error:
         if str(error.name).split(".")[0] not in _FITTING_LIBRARIES:
             raise
@@ -48,7 +51,7 @@ def fit(
         ) from None
 
 
-def _fit(path: Path, out: Path, seed: int, folds: int, plot: bool) -> None:
+def _fit(path: Path, out: Path, seed: int, folds: int, first_bucket_tokens: int, plot: bool) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import track
@@ -59,7 +62,7 @@ def _fit(path: Path, out: Path, seed: int, folds: int, plot: bool) -> None:
         from fairlead.fitting.plot import write_plot
 
     console = Console()
-    attempts = read_attempts(path)
+    attempts = read_attempts(path, first_bucket_tokens)
     progress = track(attempts, "Fitting", console=console, transient=True, disable=not console.is_terminal)
     fitted = [fit_model(of_model, seed, folds) for of_model in progress]
     try:

@@ -12,21 +12,32 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fairlead.core.language import LANGUAGES
-from fairlead.core.lengths import BUCKETS
+from fairlead.core.lengths import BUCKETS, FIRST_BUCKET_TOKENS, bounds_tokens, bucket_names, bucket_of
 
 # The cost is L/Q: a Q of 0 would make it infinite, so that hopeless models could not be ranked by latency, and a table
 # fitted on a few hundred attempts cannot tell 0 from 1 in 100 anyway. The upper end needs no bound: L/1 is L.
 LEAST_SUCCESS_PROBABILITY: Final = 0.01
 
+_LONGEST_FIRST_BUCKET_TOKENS: Final = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """One model's probability of a right answer. `table` holds, by language, one probability for each of BUCKETS."""
+    """One model's probability of a right answer. `table` holds, by language, one probability for each bucket.
+
+    The buckets are `lengths.BUCKETS`, or, with `bounds` of its own, those of the file's scale.
+    """
 
     table: Mapping[str, tuple[float, ...]]
+    bounds: tuple[int, ...] | None = None
 
-    def success_probability(self, language: str, bucket: int) -> float:
-        """Never below LEAST_SUCCESS_PROBABILITY. A language that the table does not know counts as `other`."""
+    def success_probability(self, language: str, bucket: int, tokens: int = 0) -> float:
+        """For a prompt of `tokens`, whose `lengths.bucket_of` is `bucket`; only a table of another scale needs tokens.
+
+        Never below LEAST_SUCCESS_PROBABILITY. A language that the table does not know counts as `other`.
+        """
+        if self.bounds is not None:
+            bucket = bucket_of(tokens, self.bounds)
         try:
             return self.table[language][bucket]
         except KeyError:
@@ -63,24 +74,35 @@ def parse_capability_file(data: bytes) -> CapabilityFile:
     task = document.get("task")
     if not isinstance(task, str) or not task:
         raise ValueError('"task" is missing; write the name of the task family, for example "kv-lookup"')
-    _check_buckets(document.get("buckets"))
+    first = _first_bucket_tokens(document.get("first_bucket_tokens", FIRST_BUCKET_TOKENS))
+    _check_buckets(document.get("buckets"), bucket_names(first))
+    bounds = None if first == FIRST_BUCKET_TOKENS else bounds_tokens(first)
     models = document.get("models")
     if not isinstance(models, dict) or not models:
         raise ValueError('"models" is missing or empty; write {"<model>": {"<language>": [a probability a bucket]}}')
-    return CapabilityFile(task, {model: _capability(model, table) for model, table in models.items()})
+    return CapabilityFile(task, {model: _capability(model, table, bounds) for model, table in models.items()})
 
 
-def _check_buckets(buckets: Any) -> None:
+def _first_bucket_tokens(said: Any) -> int:
+    if not isinstance(said, int) or isinstance(said, bool) or not 1 <= said <= _LONGEST_FIRST_BUCKET_TOKENS:
+        raise ValueError(
+            f'"first_bucket_tokens": {json.dumps(said)} is not a length from 1 to {_LONGEST_FIRST_BUCKET_TOKENS}; '
+            f"leave it out for {FIRST_BUCKET_TOKENS}"
+        )
+    return said
+
+
+def _check_buckets(buckets: Any, names: tuple[str, ...]) -> None:
     if not isinstance(buckets, list):
-        raise ValueError(f'"buckets" is missing; write {json.dumps(BUCKETS)}')
+        raise ValueError(f'"buckets" is missing; write {json.dumps(names)}')
     for bucket in buckets:
-        if bucket not in BUCKETS:
-            raise ValueError(f'"buckets": {json.dumps(bucket)} is not a length bucket; use {", ".join(BUCKETS)}')
-    if tuple(buckets) != BUCKETS:
-        raise ValueError(f'"buckets" must be all of {", ".join(BUCKETS)} in this order')
+        if bucket not in names:
+            raise ValueError(f'"buckets": {json.dumps(bucket)} is not a length bucket; use {", ".join(names)}')
+    if tuple(buckets) != names:
+        raise ValueError(f'"buckets" must be all of {", ".join(names)} in this order')
 
 
-def _capability(model: str, table: Any) -> Capability:
+def _capability(model: str, table: Any, bounds: tuple[int, ...] | None) -> Capability:
     if not isinstance(table, dict):
         raise ValueError(f'model "{model}": expected an object with a list of probabilities for each language')
     for language in table:
@@ -89,7 +111,7 @@ def _capability(model: str, table: Any) -> Capability:
     if "other" not in table:
         raise ValueError(f'model "{model}": language "other" is missing; it stands for every language not listed')
     rows = {language: _row(model, language, row) for language, row in table.items()}
-    return Capability({language: rows.get(language, rows["other"]) for language in LANGUAGES})
+    return Capability({language: rows.get(language, rows["other"]) for language in LANGUAGES}, bounds)
 
 
 def _row(model: str, language: str, row: Any) -> tuple[float, ...]:

@@ -7,9 +7,24 @@ from bisect import bisect_left
 from typing import Final
 
 BUCKETS: Final = ("4K", "8K", "16K", "32K", "64K", "128K", "beyond")
+FIRST_BUCKET_TOKENS: Final = 4096
 
-# A prompt cut to 4K tokens and its question is still a 4K prompt: each bound has an eighth of slack.
-_BOUNDS_TOKENS: Final = tuple(kilo * 1024 * 9 // 8 for kilo in (4, 8, 16, 32, 64, 128))
+
+def bounds_tokens(first_bucket_tokens: int = FIRST_BUCKET_TOKENS) -> tuple[int, ...]:
+    """The longest prompt of each bucket but the last, where lengths double from the first bucket on.
+
+    A prompt cut to 4K tokens and its question is still a 4K prompt: each bound has an eighth of slack.
+    """
+    return tuple(first_bucket_tokens * 2**doublings * 9 // 8 for doublings in range(len(BUCKETS) - 1))
+
+
+def bucket_names(first_bucket_tokens: int = FIRST_BUCKET_TOKENS) -> tuple[str, ...]:
+    """BUCKETS, or what they are called where the first one is of another length."""
+    lengths = [first_bucket_tokens * 2**doublings for doublings in range(len(BUCKETS) - 1)]
+    return (*[f"{length // 1024}K" if length % 1024 == 0 else str(length) for length in lengths], BUCKETS[-1])
+
+
+_BOUNDS_TOKENS: Final = bounds_tokens()
 
 # Tokens for each character, in the tokenizers of today's open models. Digits stand apart: a page of UUIDs has
 # nearly three times the tokens of a page of prose as long.
@@ -29,9 +44,9 @@ _SAMPLE_SLICES: Final = 16
 _SLICE_BYTES: Final = 256
 
 
-def bucket_of(tokens: int) -> int:
-    """Index into BUCKETS."""
-    return bisect_left(_BOUNDS_TOKENS, tokens)
+def bucket_of(tokens: int, bounds: tuple[int, ...] = _BOUNDS_TOKENS) -> int:
+    """Index into BUCKETS, or into those that `bounds_tokens` gave `bounds` for."""
+    return bisect_left(bounds, tokens)
 
 
 def estimate_tokens(text: bytes, language: str) -> int:

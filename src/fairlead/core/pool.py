@@ -185,7 +185,7 @@ def candidates(
                 e.rtt_ms,
                 e.prefill_ms_per_token,
                 e.decode_ms_per_token,
-                e.capability.success_probability(language, bucket),
+                e.capability.success_probability(language, bucket, tokens),
                 attempted.count(e.model) if attempted else 0,
                 e.last_chosen,
                 e.address == host,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fairlead.core.lengths import BUCKETS, bucket_of
+from fairlead.core.lengths import BUCKETS, FIRST_BUCKET_TOKENS, bounds_tokens, bucket_of
 from fairlead.errors import UserError
 from fairlead.fitting.names import bucket_index, is_right, language_index, model_name, task_name
 
@@ -34,13 +35,17 @@ class ModelAttempts:
     cell: NDArray[np.int64]  # index into LANGUAGES * len(BUCKETS) + index into BUCKETS
     right: NDArray[np.bool_]
     prefill_ms_per_token: float | None  # median over the attempts that tell their time and tokens
+    first_bucket_tokens: int = FIRST_BUCKET_TOKENS
 
 
-def read_attempts(path: Path) -> list[ModelAttempts]:
+def read_attempts(path: Path, first_bucket_tokens: int = FIRST_BUCKET_TOKENS) -> list[ModelAttempts]:
     """In the order of task and model names. Raises UserError that says which line and column to change."""
     table = _Table(path, *_load(path))
     language = table.parsed("language", language_index, "en, ja, zh or another language")
-    bucket = table.parsed("bucket", bucket_index, "4K, 8K, ...") if table.has("bucket") else table.buckets_of_tokens()
+    if table.has("bucket"):
+        bucket = table.parsed("bucket", partial(bucket_index, first_bucket_tokens=first_bucket_tokens), "4K, 8K, ...")
+    else:
+        bucket = table.buckets_of_tokens(first_bucket_tokens)
     columns = [
         table.parsed("model", model_name, "the model's name"),
         (language * len(BUCKETS) + bucket).alias("cell"),
@@ -59,6 +64,7 @@ def read_attempts(path: Path) -> list[ModelAttempts]:
                 cell=rows["cell"].to_numpy(),
                 right=rows["correct"].to_numpy(),
                 prefill_ms_per_token=median if isinstance(median, float) else None,
+                first_bucket_tokens=first_bucket_tokens,
             )
         )
     return sorted(found, key=lambda attempts: (attempts.task, attempts.model))
@@ -89,7 +95,7 @@ class _Table:
                 raise self._wrong(column, texts.eq(text), str(error)) from None
         return texts.replace_strict(meaning)
 
-    def buckets_of_tokens(self) -> pl.Series:
+    def buckets_of_tokens(self, first_bucket_tokens: int) -> pl.Series:
         """The length bucket of each row, when the table tells tokens instead of buckets."""
         column = self._tokens_column()
         if column is None:
@@ -99,7 +105,8 @@ class _Table:
         tokens = self._positive_numbers(column)
         if tokens.has_nulls():
             raise self._wrong(column, tokens.is_null(), "is not a length; write the prompt's number of tokens")
-        return tokens.map_elements(lambda count: bucket_of(int(count)), return_dtype=pl.Int64)
+        bounds = bounds_tokens(first_bucket_tokens)
+        return tokens.map_elements(lambda count: bucket_of(int(count), bounds), return_dtype=pl.Int64)
 
     def ms_per_token(self) -> pl.Series:
         """Time over prompt tokens, null where a row does not tell both: a request that failed has no time."""

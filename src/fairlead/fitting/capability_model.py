@@ -28,6 +28,7 @@ class FittedModel:
     held_out: Predictions
     quality: Quality
     prefill_ms_per_token: float | None
+    first_bucket_tokens: int
 
 
 def fit_model(attempts: ModelAttempts, seed: int, folds: int) -> FittedModel:
@@ -60,6 +61,7 @@ def fit_model(attempts: ModelAttempts, seed: int, folds: int) -> FittedModel:
         held_out=held_out,
         quality=Quality.of(held_out, base),
         prefill_ms_per_token=attempts.prefill_ms_per_token,
+        first_bucket_tokens=attempts.first_bucket_tokens,
     )
 
 

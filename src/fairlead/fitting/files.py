@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairlead.core.language import LANGUAGES
-from fairlead.core.lengths import BUCKETS
+from fairlead.core.lengths import FIRST_BUCKET_TOKENS, bucket_names
 from fairlead.files import replace_file
 from fairlead.fitting.capability_model import FittedModel
 from fairlead.fitting.quality import Predictions
@@ -21,9 +21,11 @@ _FLAT_LIST = re.compile(r"\[\n([^\[\]{}]+)\n\s*\]")  # no text can match: a line
 def write_family(path: Path, models: Sequence[FittedModel], seed: int, folds: int) -> None:
     """Write the file of the family that all `models` belong to."""
     held_out = Predictions.joined([fitted.held_out for fitted in models])
+    first = models[0].first_bucket_tokens
     document = {
         "task": models[0].task,
-        "buckets": list(BUCKETS),
+        **({} if first == FIRST_BUCKET_TOKENS else {"first_bucket_tokens": first}),
+        "buckets": list(bucket_names(first)),
         "models": {fitted.model: _table(fitted) for fitted in models},
         "fit": {
             "seed": seed,

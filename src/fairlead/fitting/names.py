@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from fairlead.core.language import LANGUAGES
-from fairlead.core.lengths import BUCKETS, bucket_of
+from fairlead.core.lengths import FIRST_BUCKET_TOKENS, bounds_tokens, bucket_names, bucket_of
 
 _LANGUAGE_NAMES = {
     "en": ("english", "eng", "ascii", "latin"),
@@ -24,7 +24,6 @@ _LANGUAGE_NAMES = {
     "other": ("others",),
 }
 _CODE_OF_NAME = {name: code for code, names in _LANGUAGE_NAMES.items() for name in (code, *names)}
-_BUCKET_OF_NAME = {name.lower(): index for index, name in enumerate(BUCKETS)}
 _LENGTH = re.compile(r"(\d+)(?:\.0+)?(k?)")
 _SHORTEST_LENGTH_TOKENS = 256  # a smaller number in a `bucket` column is an index or a slip, not a length
 _TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -43,17 +42,20 @@ def language_index(text: str) -> int:
     return LANGUAGES.index(code)
 
 
-def bucket_index(text: str) -> int:
-    """Index into BUCKETS of a bucket's name (`4K`) or of a length in tokens (`4096`)."""
-    name = text.strip().lower()
-    if name in _BUCKET_OF_NAME:
-        return _BUCKET_OF_NAME[name]
+def bucket_index(text: str, first_bucket_tokens: int = FIRST_BUCKET_TOKENS) -> int:
+    """Index into the buckets of this scale, of a bucket's name (`4K`) or of a length in tokens (`4096`)."""
+    name, names = text.strip().lower(), bucket_names(first_bucket_tokens)
+    for index, known in enumerate(names):
+        if name == known.lower():
+            return index
     length = _LENGTH.fullmatch(name)
     if length is not None:
         tokens = int(length[1]) * (1024 if length[2] else 1)
-        if tokens >= _SHORTEST_LENGTH_TOKENS:
-            return bucket_of(tokens)
-    raise ValueError(f"is not a length bucket; write one of {', '.join(BUCKETS)} or a number of tokens such as 4096")
+        if tokens >= min(_SHORTEST_LENGTH_TOKENS, first_bucket_tokens):
+            return bucket_of(tokens, bounds_tokens(first_bucket_tokens))
+    raise ValueError(
+        f"is not a length bucket; write one of {', '.join(names)} or a number of tokens such as {first_bucket_tokens}"
+    )
 
 
 def is_right(text: str) -> bool:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fairlead.core.language import LANGUAGES
-from fairlead.core.lengths import BUCKETS
+from fairlead.core.lengths import BUCKETS, bucket_names
 from fairlead.files import replace_file
 from fairlead.fitting.capability_model import FittedModel
 from fairlead.fitting.quality import Predictions
@@ -100,7 +100,7 @@ def _accuracy(axes: Any, models: Sequence[FittedModel], language: int, most: flo
         )
     total = sum(int((fitted.right[language] + fitted.wrong[language]).sum()) for fitted in models)
     axes.set_title(f"{_LANGUAGE_TITLES[LANGUAGES[language]]}: {total:,} attempts", fontsize=11)
-    axes.set_xticks(buckets, BUCKETS, fontsize=9)
+    axes.set_xticks(buckets, bucket_names(models[0].first_bucket_tokens), fontsize=9)
     axes.set(ylim=(-0.03, 1.03), xlabel="prompt length in tokens")
     if axes.get_subplotspec().is_first_col():
         axes.set_ylabel("probability of a right answer")

@@ -272,7 +272,7 @@ class Simulation:
         attempt = 0 if retries.deterministic else asked.attempt
         what = f"{self._seed} {asked.conversation} {asked.turn} {asked.decision.model} {attempt}".encode()
         drawn = xxh3_64_intdigest(what) / 2.0**64
-        return drawn < truth.success_probability(turn.language, bucket_of(turn.prompt_tokens))
+        return drawn < truth.success_probability(turn.language, bucket_of(turn.prompt_tokens), turn.prompt_tokens)
 
     def _learn(self, now_ms: float, asked: _Asked, turn: Turn, first_token_ms: float) -> None:
         """What the sidecar learns from an answer's end, and from one that it observed in full."""

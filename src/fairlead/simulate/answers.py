@@ -80,7 +80,8 @@ class Answerer:
         if question is None:
             limit = FILLER_TOKENS if max_tokens is None else max_tokens
             return Answer(tuple(itertools.islice(_filler(), limit)), cut=max_tokens is not None)
-        probability = self._capability.success_probability(detect(sample(user_text)), bucket_of(prompt_tokens))
+        language, bucket = detect(sample(user_text)), bucket_of(prompt_tokens)
+        probability = self._capability.success_probability(language, bucket, prompt_tokens)
         draw = self._random if temperature > 0 else self._settled(question.key, prompt)
         right = draw.random() < probability or not question.other_values
         text = question.value if right else draw.choice(question.other_values)
