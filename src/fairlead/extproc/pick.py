@@ -13,10 +13,10 @@ from fairlead.core.learning import Learner
 from fairlead.core.pool import ANY_MODEL
 from fairlead.core.prompt import Malformed, parse, split_models
 from fairlead.core.router import Decision, Refusal, Router
+from fairlead.core.splice import replace_top_level
 from fairlead.extproc import headers as h
 from fairlead.extproc import refusals
 from fairlead.extproc.refusals import HttpAnswer
-from fairlead.extproc.splice import replace_top_level
 from fairlead.telemetry.recorder import Recorder
 
 
