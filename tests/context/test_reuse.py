@@ -329,3 +329,29 @@ def test_a_text_without_blocks_goes_on_byte_for_byte(text: str, role: str) -> No
     reuse = new_reuse()
     assert reuse.rewrite(body, settings("xml")) == body
     assert reuse.rewrite(body, settings("xml")) == body
+
+
+def test_a_plan_tells_what_is_new_in_it_and_what_it_saves() -> None:
+    reuse = new_reuse()
+    reuse.rewrite(chat(ask([2, 1])), ALL)
+    plan = reuse.plan(chat(ask([1, 2])), ALL)
+    assert plan is not None
+    received, aligned = plan.forms
+    assert (received.body, received.changes, received.known_bytes) == (None, (), 0)
+    assert [change.order for change in aligned.changes] == [(1, 0)]
+    assert aligned.known_bytes == len(document(1)) + len(document(2))
+    assert plan.best == 1
+    again = reuse.plan(chat(ask([3]), ANSWER, ask([3])), ALL)
+    assert again is not None
+    assert [change.references for change in again.forms[0].changes] == [(0,)]
+    assert 0 < len(body_of(3)) - again.forms[0].dropped_bytes < 60
+
+
+def test_what_nobody_holds_any_more_is_no_longer_aligned_to() -> None:
+    reuse = new_reuse()
+    reuse.rewrite(chat(ask([2, 1])), ALL)
+    body = chat(ask([1, 2]))
+    plan = reuse.plan(body, ALL)
+    assert plan is not None
+    reuse.drop(plan, 1)
+    assert reuse.rewrite(body, ALL) == body

@@ -39,6 +39,7 @@ class Draft(msgspec.Struct, frozen=True):
     bodies: tuple[tuple[bytes, bytes], ...] = ()  # first read here, by digest, with their names
     parts: tuple[tuple[bytes, int], ...] = ()
     whole: tuple[Piece, ...] = ()  # of a text without groups
+    dropped_bytes: int = 0  # replaced by references, less these
 
 
 Choose = Callable[[int, int], Order]  # group, hash of all that the model reads before it
@@ -70,11 +71,24 @@ def draft(text: bytes, role: str, settings: Settings, seen: Seen, text_place: in
         rendered.append(tuple(blocks))
     if not groups and settings.dedup and role == "tool" and not text.lstrip().startswith((b"{", b"[")):
         whole = _joined(*without_repeated_parts(text, 0, len(text), seen, own_parts, text_place))
+    dropped_bytes = _missing(whole, 0, len(text)) if whole else 0
+    for group, written in zip(groups, rendered, strict=True):
+        dropped_bytes += sum(_missing(p, b.start, b.end) for p, b in zip(written, group.blocks, strict=True))
     for digest, place in own_parts.items():
         seen.parts.setdefault(digest, place)
     bodies = tuple(seen.bodies.items())[known:]
     ids = tuple([tuple([xxh3_64_intdigest(applied(text, block)) for block in blocks]) for blocks in rendered])
-    return Draft(text, tuple(groups), tuple(rendered), ids, tuple(references), bodies, tuple(own_parts.items()), whole)
+    return Draft(
+        text=text,
+        groups=tuple(groups),
+        rendered=tuple(rendered),
+        ids=ids,
+        references=tuple(references),
+        bodies=bodies,
+        parts=tuple(own_parts.items()),
+        whole=whole,
+        dropped_bytes=dropped_bytes,
+    )
 
 
 def arranged(made: Draft, before: int, choose: Choose) -> tuple[Piece, ...] | None:
@@ -121,3 +135,7 @@ def _joined(*pieces: Piece) -> tuple[Piece, ...]:
             else:
                 joined.append(piece)
     return tuple(joined)
+
+
+def _missing(pieces: Sequence[Piece], start: int, end: int) -> int:
+    return end - start - sum(len(piece) if isinstance(piece, bytes) else piece[1] - piece[0] for piece in pieces)

@@ -91,11 +91,11 @@ class ContextIndex:
         return len(blocks)
 
     def drop(self, root: int, blocks: Sequence[int]) -> None:
-        """Nobody holds this order any more: drop its longest prefix, and with it all that went on from there."""
+        """Nobody holds anything of this order any more: drop its prefixes, and so all that went on from them."""
         prefix = root
         for block in blocks:
             prefix = hash((prefix, block))
-        self._shards[prefix % _SHARDS].pop(prefix, None)
+            self._shards[prefix % _SHARDS].pop(prefix, None)
 
 
 def _largest_then_nearest(match: Match) -> tuple[int, int]:
