@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench bench-routing papers lock clean
+.PHONY: help install demo test lint bench bench-routing bench-reuse papers lock clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
@@ -42,6 +42,9 @@ bench: $(INSTALLED) ## What the sidecar costs, beside a processor without any lo
 
 bench-routing: $(INSTALLED) ## The policies on the same sessions, through Envoy to simulated engines; some eight minutes.
 	$(BIN)/fairlead bench-routing
+
+bench-reuse: $(INSTALLED) ## What context reuse saves and costs, on real lists of retrieved documents; some two minutes.
+	$(BIN)/fairlead bench-reuse $(if $(CONTEXTPILOT),--contextpilot $(CONTEXTPILOT))
 
 papers: $(INSTALLED) ## The papers' experiments, repeated in simulated time; writes benchmarks/results/papers/.
 	@for each in benchmarks/papers/*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done

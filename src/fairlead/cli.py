@@ -25,6 +25,8 @@ COMMANDS = (
     "tune",
     "bench",
     "bench_routing",
+    "bench_reuse",
+    "reuse",
 )
 
 app = typer.Typer(
