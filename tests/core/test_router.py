@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,3 +114,26 @@ def test_whatever_the_policy_a_healthy_endpoint_is_chosen_and_its_load_is_given_
     assert all(world.router.pool.by_address[address].healthy for address in decision.addresses)
     decision.ticket.release()
     assert [e.inflight_requests for e in world.router.pool.endpoints] == before
+
+
+def test_the_form_of_a_prompt_is_chosen_together_with_the_endpoint() -> None:
+    """Each endpoint holds the prompt in another order; the load decides, and its form goes with it."""
+    world = World()
+    world.endpoint("a:1", pending_prefill_tokens=10**6, inflight_requests=9)
+    world.endpoint("b:1")
+    world.router.index.insert((1, 2, 3), "a:1", 0.0)
+    world.router.index.insert((4, 5, 6), "b:1", 0.0)
+    asked = msgspec.structs.replace(request(tokens=4096), prefix=(7, 8, 9), block_tokens=128.0)
+    decision = world.router.decide(asked, others=[(1, 2, 3), (4, 5, 6)])
+    assert isinstance(decision, Decision)
+    assert (decision.addresses[0], decision.form, decision.form_tokens) == ("b:1", 2, 3 * 128)
+
+
+def test_a_prompt_keeps_its_own_form_where_no_other_has_more_cached() -> None:
+    world = World()
+    world.endpoint("a:1")
+    world.router.index.insert((1, 2, 3), "a:1", 0.0)
+    asked = msgspec.structs.replace(request(tokens=4096), prefix=(1, 2, 3), block_tokens=128.0)
+    decision = world.router.decide(asked, others=[(1, 2, 4), (5, 6, 7)])
+    assert isinstance(decision, Decision)
+    assert (decision.form, decision.form_tokens, decision.cached_tokens) == (0, 0, 3 * 128)

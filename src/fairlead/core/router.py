@@ -47,6 +47,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     considered: int
     best: tuple[Choice, ...]
     number: int  # of this router's decisions, from 1
+    form: int = 0  # of the prompt, where it could take others; 0 is the request's own
+    form_tokens: int = 0  # cached at the chosen endpoint in this form, beyond those of the request's own
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
@@ -84,11 +86,17 @@ class Router:
         self.tuner = tuner if tuner is not None else policy.tuner(self._rng)
 
     def decide(
-        self, request: RequestFacts, subset: Collection[str] | None = None, now_s: float = 0.0
+        self,
+        request: RequestFacts,
+        subset: Collection[str] | None = None,
+        now_s: float = 0.0,
+        others: Sequence[Sequence[int]] = (),
     ) -> Decision | Refusal:
         """Choose an endpoint for `request`, out of `subset` where the gateway gave one, and take its load.
 
-        When the request does go there, `commit` must follow.
+        `others` are the prefix chains of other forms that the same prompt could take (context reuse). An endpoint's
+        cost only falls with what it has cached, so ranking each with the form that it holds most of chooses the best
+        pair of endpoint and form. When the request does go there, `commit` must follow.
         """
         if not self.pool.knows(request.model):
             return Refusal("unknown_model")
@@ -101,7 +109,15 @@ class Router:
             if endpoint.generation != endpoint.indexed_generation:  # it restarted: what it had cached is gone
                 endpoint.indexed_generation = endpoint.generation
                 self.index.forget(endpoint.address)
-        held = self.index.match(request.prefix, now_s) if request.prefix else {}
+        own = held = self.index.match(request.prefix, now_s) if request.prefix else {}
+        forms: dict[str, int] = {}  # by address, where another form has more blocks cached
+        if others:
+            held = dict(own)
+            for form, chain in enumerate(others, 1):
+                for address, blocks in self.index.match(chain, now_s).items():
+                    if blocks > held.get(address, 0):
+                        held[address] = blocks
+                        forms[address] = form
         cached_tokens = {address: int(blocks * request.block_tokens) for address, blocks in held.items()}
         options = candidates(endpoints, request, cached_tokens, self._host(request, now_s))
         ranked, why, best = self._rank(request, options)
@@ -127,6 +143,8 @@ class Router:
             considered=len(options),
             best=best,
             number=self._decisions,
+            form=forms.get(first.address, 0),
+            form_tokens=int((held.get(first.address, 0) - own.get(first.address, 0)) * request.block_tokens),
         )
 
     def commit(self, request: RequestFacts, address: str, now_s: float) -> None:
