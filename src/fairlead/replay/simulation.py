@@ -7,7 +7,7 @@ as late as the sidecar does: scraped reports, probed round trips, and first toke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
@@ -66,7 +66,7 @@ class Counts(msgspec.Struct):
     busy_ms: tuple[float, ...] = ()  # of each engine: with a step under way
 
 
-class _Asked(msgspec.Struct, eq=False):
+class Asked(msgspec.Struct, eq=False):
     """An attempt under way."""
 
     conversation: int
@@ -80,6 +80,7 @@ class _Asked(msgspec.Struct, eq=False):
     half_rtt_ms: float
     prefix: tuple[int, ...]
     observed: bool = False
+    handed_over: bool = False  # to an engine that only decodes, after its first token
     first_token_ms: float = 0.0
     cached_tokens: int = 0
 
@@ -100,7 +101,7 @@ class Simulation:
         self.world = world
         self.workload = workload
         self.counts = Counts()
-        self.engines = [Engine(spec.parameters(workload.block_tokens)) for spec in world.endpoints]
+        self.engines: list[Engine] = []
         self.endpoints = world.router_endpoints()
         index = PrefixIndex()
         self.router = Router(
@@ -115,13 +116,20 @@ class Simulation:
         self._places = {spec.address: place for place, spec in enumerate(world.endpoints)}
         self._rtts = [world.rtt(spec.region) for spec in world.endpoints]
         self._budget = MessageBudget(world.observation.messages_per_second)
-        self._asked: dict[str, _Asked] = {}
-        self._due: list[float | None] = [None] * len(self.engines)
-        self._busy_since: list[float | None] = [None] * len(self.engines)
-        self._busy_ms = [0.0] * len(self.engines)
+        self._asked: dict[str, Asked] = {}
+        self._due: list[float | None] = []
+        self._busy_since: list[float | None] = []
+        self._busy_ms: list[float] = []
+        self._add_engines([Engine(spec.parameters(workload.block_tokens)) for spec in world.endpoints])
         self._heap: list[tuple[float, int, int, Callable[[float, Any], None], Any]] = []
         self._numbers = count()
         self._open = len(workload.conversations)  # conversations that have not ended
+
+    def _add_engines(self, engines: Sequence[Engine]) -> None:
+        self.engines += engines
+        self._due += [None] * len(engines)
+        self._busy_since += [None] * len(engines)
+        self._busy_ms += [0.0] * len(engines)
 
     def run(self) -> None:
         """Until every conversation has ended."""
@@ -178,15 +186,14 @@ class Simulation:
         router.commit(facts, address, now_ms / 1e3)
         endpoint = self._places[address]
         half_rtt_ms = self._rtts[endpoint].at(now_ms) / 2
-        asked = _Asked(
+        asked = Asked(
             number, place, len(attempted) + 1, attempted, asked_ms, now_ms, decision, endpoint, half_rtt_ms, prefix
         )
         self._at(now_ms + half_rtt_ms, self._arrive, asked)
 
-    def _answered(self, now_ms: float, asked: _Asked) -> None:
+    def _answered(self, now_ms: float, asked: Asked) -> None:
         """The client has the whole answer: it asks again if it is wrong, else goes on with its conversation."""
-        turn = self.workload.conversations[asked.conversation].turns[asked.turn]
-        decision = asked.decision
+        turn, decision = self._turn(asked), asked.decision
         total_ms = now_ms - asked.sent_ms
         first_token_ms = asked.first_token_ms + asked.half_rtt_ms - asked.sent_ms
         decision.ticket.release()
@@ -263,7 +270,7 @@ class Simulation:
         session = self.workload.conversations[number].session
         return int.from_bytes(session[:6]) if session is not None else 0
 
-    def _is_right(self, asked: _Asked, turn: Turn) -> bool:
+    def _is_right(self, asked: Asked, turn: Turn) -> bool:
         """Drawn by what is asked, not by when: policies are compared on the same luck."""
         retries = self.world.retries
         truth = retries.right.get(asked.decision.model)
@@ -274,7 +281,7 @@ class Simulation:
         drawn = xxh3_64_intdigest(what) / 2.0**64
         return drawn < truth.success_probability(turn.language, bucket_of(turn.prompt_tokens), turn.prompt_tokens)
 
-    def _learn(self, now_ms: float, asked: _Asked, turn: Turn, first_token_ms: float) -> None:
+    def _learn(self, now_ms: float, asked: Asked, turn: Turn, first_token_ms: float) -> None:
         """What the sidecar learns from an answer's end, and from one that it observed in full."""
         observed, decision, total_ms = asked.observed, asked.decision, now_ms - asked.sent_ms
         outcome = Outcome(HTTP_OK, total_ms)
@@ -301,13 +308,14 @@ class Simulation:
 
     # ---- engines ------------------------------------------------------------------------------------------------
 
-    def _arrive(self, now_ms: float, asked: _Asked) -> None:
-        turn = self.workload.conversations[asked.conversation].turns[asked.turn]
+    def _arrive(self, now_ms: float, asked: Asked) -> None:
+        turn = self._turn(asked)
+        self._submit(now_ms, asked, asked.endpoint, turn.prompt_tokens, turn.output_tokens)
+
+    def _submit(self, now_ms: float, asked: Asked, place: int, prompt_tokens: int, output_tokens: int) -> None:
         name = str(next(self._numbers))
-        request = EngineRequest(name, turn.prompt_tokens, turn.output_tokens, asked.prefix)
-        place = asked.endpoint
         try:
-            self.engines[place].submit(request, now_ms)
+            self.engines[place].submit(EngineRequest(name, prompt_tokens, output_tokens, asked.prefix), now_ms)
         except RequestRefusedError:
             asked.decision.ticket.release()
             self._refused(now_ms, asked.conversation, asked.turn, asked.attempt, asked.asked_ms, asked.sent_ms)
@@ -316,6 +324,9 @@ class Simulation:
         if self._busy_since[place] is None:
             self._busy_since[place] = now_ms
         self._plan_step(place, now_ms)
+
+    def _turn(self, asked: Asked) -> Turn:
+        return self.workload.conversations[asked.conversation].turns[asked.turn]
 
     def _plan_step(self, place: int, now_ms: float) -> None:
         due_ms = self.engines[place].next_step_ms()
@@ -333,26 +344,30 @@ class Simulation:
         self._due[place] = None
         for event in self.engines[place].step(now_ms):
             if event.kind is EventKind.FINISHED:
-                asked = self._asked.pop(event.request_id)
-                self._at(now_ms + asked.half_rtt_ms, self._answered, asked)
+                self._finished(now_ms, self._asked.pop(event.request_id))
             elif event.kind is EventKind.FIRST_TOKEN:
                 asked = self._asked[event.request_id]
+                if asked.handed_over:
+                    continue
                 asked.first_token_ms = now_ms
                 asked.cached_tokens = event.cached_tokens
                 if self._budget.open(now_ms / 1e3):
-                    turn = self.workload.conversations[asked.conversation].turns[asked.turn]
-                    self._budget.spend(turn.output_tokens)
+                    self._budget.spend(self._turn(asked).output_tokens)
                     asked.observed = True
                     self._at(now_ms + asked.half_rtt_ms, self._first_token_seen, asked)
         self._plan_step(place, now_ms)
 
-    def _first_token_seen(self, now_ms: float, asked: _Asked) -> None:  # noqa: ARG002
+    def _finished(self, now_ms: float, asked: Asked) -> None:
+        """An engine is done with it, and the answer travels to the client."""
+        self._at(now_ms + asked.half_rtt_ms, self._answered, asked)
+
+    def _first_token_seen(self, now_ms: float, asked: Asked) -> None:  # noqa: ARG002
         asked.decision.ticket.prefilled()
 
     # ---- beside the request path ----------------------------------------------------------------------------------
 
     def _scrape(self, now_ms: float, _: None) -> None:
-        for endpoint, engine, spec in zip(self.endpoints, self.engines, self.world.endpoints, strict=True):
+        for endpoint, engine, spec in zip(self.endpoints, self.engines, self.world.endpoints, strict=False):
             endpoint.reported = EngineReport(
                 running_requests=engine.running,
                 waiting_requests=engine.waiting,

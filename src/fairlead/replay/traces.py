@@ -6,9 +6,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from fairlead.decision_log.reader import is_decision_log, read_decisions, trace_rows
 from fairlead.errors import UserError
 from fairlead.replay.claude_code import Sampling, read_claude_code
-from fairlead.replay.lines import lines_of
+from fairlead.replay.lines import Line, lines_of
 from fairlead.replay.mooncake import read_mooncake
 from fairlead.replay.table import read_azure, read_table
 from fairlead.replay.workload import Workload
@@ -18,6 +21,8 @@ _NO_SAMPLING: Final = Sampling()
 
 def read_trace(path: Path, sampling: Sampling = _NO_SAMPLING, seed: int = 0) -> Workload:
     """The workload of `path` as `seed` draws it. Raises UserError, with the line, for what cannot be replayed."""
+    if is_decision_log(path):
+        return _decisions(path)
     lines = lines_of(path)
     first = next(lines, None)
     if first is None:
@@ -40,3 +45,9 @@ def read_trace(path: Path, sampling: Sampling = _NO_SAMPLING, seed: int = 0) -> 
     if not workload.conversations:
         raise UserError(f"{path}: no request is left; raise the cap on prompts")
     return workload
+
+
+def _decisions(path: Path) -> Workload:
+    trace, notes = trace_rows(read_decisions(path), path)
+    lines = (Line(path, number, values) for number, values in enumerate(trace.iter_rows(named=True), start=1))
+    return msgspec.structs.replace(read_table(path.name, lines), notes=notes)
