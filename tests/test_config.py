@@ -72,6 +72,8 @@ def test_one_endpoint_is_enough() -> None:
          'f.yaml:4: tuner.mode: policy "lpwl" has no weights to tune; tunable are: fairlead, gorgo'),
         (MINIMAL + "policy: {name: fairlead, queue_weight: 9}\ntuner: {mode: shadow}\n",
          "f.yaml:2: policy.queue_weight: queue_weight is outside 0.25 to 4, the bounds of the tuner"),
+        (MINIMAL + "decisions: {}\n", "f.yaml:2: decisions.path: is required"),
+        (MINIMAL + "decisions: {path: log, sample: 0}\n", "f.yaml:2: decisions.sample: Input should be greater than 0"),
         (MINIMAL + "tuner: {mode: on}\n", "f.yaml:2: tuner.mode: Input should be 'off', 'shadow' or 'live'"),
         (MINIMAL + "migration: {hot_ratio: -1}\n", "f.yaml:2: migration.hot_ratio: Input should be greater"),
         (MINIMAL + "gateway: {fallbacks: '2'}\n", "f.yaml:2: gateway.fallbacks: Input should be a valid integer"),

@@ -196,6 +196,14 @@ class Migration(_Section):
     import_s: Annotated[float, Field(gt=0, le=600)] = 30.0  # deadline of the target's part
 
 
+class Decisions(_Section):
+    """Decisions and how they ended, as Parquet files without prompt text; see docs/decision-log.md."""
+
+    path: Annotated[str, Field(min_length=1)]  # a folder, relative to the configuration
+    sample: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of sessions
+    rotate_mb: PositiveInt = 1024  # of all files together; the oldest go
+
+
 def _off(value: object) -> object:
     """YAML reads a bare `off` as false."""
     return "off" if value is False else value
@@ -223,6 +231,7 @@ class Config(_Section):
     observe: Observe = Observe()
     migration: Migration | None = None
     tuner: Tuner = Tuner()
+    decisions: Decisions | None = None
 
     @model_validator(mode="after")
     def _the_tuned_policy_has_weights(self) -> Self:

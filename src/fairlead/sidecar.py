@@ -26,6 +26,7 @@ from fairlead.core.prefix import BLOCK_TOKENS
 from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.router import Router
 from fairlead.core.sessions import SessionTable
+from fairlead.decision_log import open_log
 from fairlead.engines.kv_following import KvFollowing
 from fairlead.engines.observer import Observers
 from fairlead.errors import UserError
@@ -44,7 +45,7 @@ from fairlead.tuning.serving import TrialLog, tuner_of
 _WATCH_S = 0.5
 _FAULT_LOG_S = 5.0
 _TEND_S = 1.0
-_FIXED_SECTIONS = ("listen", "sessions", "prefixes", "tenants")  # a reload cannot change them
+_FIXED_SECTIONS = ("listen", "sessions", "prefixes", "tenants", "decisions")  # a reload cannot change them
 
 log = structlog.get_logger("fairlead")
 
@@ -92,6 +93,8 @@ class Sidecar:
                 apply=self._told_of_others,
                 clock_s=time.perf_counter,
             )
+        if self.config.decisions is not None:
+            self.recorder.log = open_log(self.config.decisions, path.parent, lambda: self.router.pool.models)
         self._kv_following = KvFollowing(self.router.index, time.perf_counter)
         self._draining = False
         self._admin: web.AppRunner | None = None
@@ -135,6 +138,8 @@ class Sidecar:
         await self._kv_following.follow(self.config, self.router.pool.endpoints)
         if self.store is not None:
             self.store.start()
+        if self.recorder.log is not None:
+            self.recorder.log.start()
         spare_from_collection()
         log.info(
             "serving", grpc=self.config.listen.grpc, admin=self.config.listen.admin, policy=self.config.policy.name
@@ -147,6 +152,8 @@ class Sidecar:
         if self.store is not None:
             await self.store.stop()
         await self._kv_following.stop()
+        if self.recorder.log is not None:
+            await self.recorder.log.stop()
         await self._observers.stop()
         if self._admin is not None:
             await self._admin.cleanup()

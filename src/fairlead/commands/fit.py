@@ -11,6 +11,7 @@ import typer
 from fairlead.errors import UserError
 
 if TYPE_CHECKING:
+    from polars import DataFrame
     from rich.console import Console
     from rich.table import Table
 
@@ -25,13 +26,22 @@ def register(app: typer.Typer) -> None:
 
 
 def fit(
-    attempts: Annotated[Path, typer.Argument(help="Table of attempts: .csv, .jsonl or .parquet.", show_default=False)],
+    attempts: Annotated[
+        Path,
+        typer.Argument(
+            help="Table of attempts: .csv, .jsonl or .parquet; or a folder of decisions.", show_default=False
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("models"),
     seed: Annotated[int, typer.Option(min=0, help="Chooses the folds; same table and seed, same files.")] = 0,
     folds: Annotated[int, typer.Option(min=3, max=50, help="Folds of the cross-validation.")] = 5,
     first_bucket: Annotated[
         int, typer.Option(min=1, help="Length of the first bucket; the others double it.", metavar="TOKENS")
     ] = 4096,
+    answers_are_checked: Annotated[
+        bool,
+        typer.Option("--answers-are-checked", help="Of decisions: what was not asked again was answered rightly."),
+    ] = False,
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Write no picture.")] = False,
 ) -> None:
     """Fit how likely each model answers rightly, by language and prompt length.
@@ -42,7 +52,7 @@ def fit(
     Example: `fairlead fit attempts.csv --out models/`
     """
     try:
-        _fit(attempts, out, seed, folds, first_bucket, plot=not no_plot)
+        _fit(attempts, out, seed, folds, first_bucket, checked=answers_are_checked, plot=not no_plot)
     except ModuleNotFoundError as error:
         if str(error.name).split(".")[0] not in _FITTING_LIBRARIES:
             raise
@@ -51,7 +61,7 @@ def fit(
         ) from None
 
 
-def _fit(path: Path, out: Path, seed: int, folds: int, first_bucket_tokens: int, plot: bool) -> None:
+def _fit(path: Path, out: Path, seed: int, folds: int, first_bucket_tokens: int, *, checked: bool, plot: bool) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import track
@@ -62,7 +72,7 @@ def _fit(path: Path, out: Path, seed: int, folds: int, first_bucket_tokens: int,
         from fairlead.fitting.plot import write_plot
 
     console = Console()
-    attempts = read_attempts(path, first_bucket_tokens)
+    attempts = read_attempts(path, first_bucket_tokens, _known_of_decisions(path, checked, console))
     progress = track(attempts, "Fitting", console=console, transient=True, disable=not console.is_terminal)
     fitted = [fit_model(of_model, seed, folds) for of_model in progress]
     try:
@@ -85,6 +95,22 @@ def _fit(path: Path, out: Path, seed: int, folds: int, first_bucket_tokens: int,
     except OSError as error:
         raise UserError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from None
     _print_suggestions(console, fitted)
+
+
+def _known_of_decisions(path: Path, checked: bool, console: Console) -> DataFrame | None:
+    """The attempts of a decision log whose outcome is known; None where `path` is a table of attempts."""
+    from fairlead.decision_log.reader import attempts, is_decision_log, read_decisions
+
+    if not (path.is_dir() or is_decision_log(path)):
+        return None
+    known, unknown = attempts(read_decisions(path), checked=checked)
+    if known.is_empty():
+        raise UserError(
+            f"{path}: of none of its {unknown} answers is it known whether it was right; they are known when clients "
+            "ask again (docs/retries.md), and with --answers-are-checked if all of them do"
+        )
+    console.print(f"{known.height:,} attempts, {unknown:,} more of which it is not known whether they were right")
+    return known
 
 
 def _table(task: str, family: list[FittedModel]) -> Table:

@@ -121,7 +121,10 @@ class Stream:
             else:
                 served.answered_s = now_s
         self._shared.recorder.ended(self._route, decision.model, address, self._code, now_s - self._started_s)
-        self._shared.router.feedback(decision, self._outcome(now_s), now_s)
+        outcome, picked, log = self._outcome(now_s), self._pick_made, self._shared.recorder.log
+        self._shared.router.feedback(decision, outcome, now_s)
+        if log is not None and picked is not None:
+            log.add(picked.request, decision, outcome, address, self._request_id)
 
     def _outcome(self, now_s: float) -> Outcome:
         total_ms, seen = (now_s - self._picked_s) * 1e3, self._seen

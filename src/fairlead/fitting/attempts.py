@@ -38,9 +38,14 @@ class ModelAttempts:
     first_bucket_tokens: int = FIRST_BUCKET_TOKENS
 
 
-def read_attempts(path: Path, first_bucket_tokens: int = FIRST_BUCKET_TOKENS) -> list[ModelAttempts]:
-    """In the order of task and model names. Raises UserError that says which line and column to change."""
-    table = _Table(path, *_load(path))
+def read_attempts(
+    path: Path, first_bucket_tokens: int = FIRST_BUCKET_TOKENS, known: pl.DataFrame | None = None
+) -> list[ModelAttempts]:
+    """In the order of task and model names. Raises UserError that says which line and column to change.
+
+    `known` is the table where it was made of something else than the file's rows, such as a decision log.
+    """
+    table = _Table(path, *_load(path, known))
     language = table.parsed("language", language_index, "en, ja, zh or another language")
     if table.has("bucket"):
         bucket = table.parsed("bucket", partial(bucket_index, first_bucket_tokens=first_bucket_tokens), "4K, 8K, ...")
@@ -131,11 +136,13 @@ class _Table:
         return UserError(f'{self.path}: {place}, column "{column}": {shown} {what}')
 
 
-def _load(path: Path) -> tuple[pl.DataFrame, str, int]:
+def _load(path: Path, known_attempts: pl.DataFrame | None) -> tuple[pl.DataFrame, str, int]:
     """The known columns as text, the word for a row in this kind of file, and the number of its first row."""
     suffix = path.suffix.lower()
     try:
-        if suffix == ".csv":
+        if known_attempts is not None:
+            frame, row_word, first_row = known_attempts, "row", 1
+        elif suffix == ".csv":
             frame, row_word, first_row = pl.read_csv(path, infer_schema=False), "line", 2
         elif suffix in (".jsonl", ".ndjson"):
             # A schema of text: a number in one line and a string in the next are the same to us.

@@ -207,6 +207,16 @@ class FairleadCollector(Collector):
             "New configurations that were wrong; the old one stays, the log has the reason",
             value=self._recorder.reloads_refused,
         )
+        log = self._recorder.log
+        if log is not None:
+            rows = CounterMetricFamily(
+                "fairlead_decision_log_rows",
+                "Rows of the decision log; dropped: too many waited, failed: the file could not be written",
+                labels=("outcome",),
+            )
+            for outcome in ("written", "dropped", "failed"):
+                rows.add_metric((outcome,), log.counts[outcome])
+            yield rows
         yield GaugeMetricFamily(
             "fairlead_running_streams", "Processing streams open now", value=self._running_streams()
         )

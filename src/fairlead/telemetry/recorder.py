@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -17,6 +17,9 @@ from fairlead.core.facts import RequestFacts
 from fairlead.core.learning import Observation
 from fairlead.core.lengths import BUCKETS
 from fairlead.core.router import Choice, Decision
+
+if TYPE_CHECKING:  # it knows the configuration, which need not be loaded to count
+    from fairlead.decision_log.log import DecisionLog
 
 KEPT_DECISIONS: Final = 1000
 
@@ -92,6 +95,7 @@ class Recorder:
         self.reloads_refused = 0
         self.stream_failures = 0
         self.last_stream_failure = ""
+        self.log: DecisionLog | None = None
 
     def decided(self, request: RequestFacts, decision: Decision, request_id: bytes, duration_s: float) -> None:
         """A request was given an endpoint, after `duration_s` of work."""

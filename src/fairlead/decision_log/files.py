@@ -1,0 +1,69 @@
+"""Parquet files of a decision log: one for each batch of rows, whole or not there, and the oldest gone when too many.
+
+Several sidecars may write to one folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from fairlead.decision_log.columns import COLUMNS
+
+PATTERN: Final = "decisions-*.parquet"
+_TYPES: Final[dict[str, Any]] = {
+    "float64": pl.Float64(),
+    "float32": pl.Float32(),
+    "int32": pl.Int32(),
+    "int16": pl.Int16(),
+    "string": pl.String(),
+    "strings": pl.List(pl.String()),
+    "runs": pl.List(pl.List(pl.UInt32())),
+}
+SCHEMA: Final = {name: _TYPES[kind] for name, kind in COLUMNS.items()}
+
+
+def write(folder: Path, rows: Sequence[tuple[Any, ...]]) -> int:
+    """Write `rows` as one new file; its bytes. Raises OSError, and leaves nothing then."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
+    path = folder / f"decisions-{written}-{os.getpid()}.parquet"
+    unfinished = path.with_name(f".{path.name}")
+    # Column by column, so that the event loop gets its turns in between.
+    columns = [
+        pl.Series(name, [row[place] for row in rows], dtype=kind, strict=False)
+        for place, (name, kind) in enumerate(SCHEMA.items())
+    ]
+    try:
+        pl.DataFrame(columns).write_parquet(unfinished)
+        unfinished.rename(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    return path.stat().st_size
+
+
+def rotate(folder: Path, most_bytes: int) -> int:
+    """Remove the oldest files until the rest have at most `most_bytes`; how many went. The newest always stays."""
+    newest_first = sorted(folder.glob(PATTERN), reverse=True)
+    sizes = [_size(path) for path in newest_first]
+    removed = 0
+    total = 0
+    for place, (path, size) in enumerate(zip(newest_first, sizes, strict=True)):
+        total += size
+        if place and total > most_bytes:
+            path.unlink(missing_ok=True)
+            removed += 1
+    return removed
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # another sidecar removed it
+        return 0

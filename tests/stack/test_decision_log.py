@@ -1,0 +1,80 @@
+"""The decision log of a sidecar behind a real Envoy, and the commands that read it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from fairlead.decision_log.reader import attempts, read_decisions
+from fairlead.replay.traces import read_trace
+from tests.stack.conftest import Stack, Start, engine
+
+SECRET = "the treasure lies under the third palm "
+
+
+async def ask(pool: Stack, number: int, **headers: str) -> None:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    answer = await pool.chat(
+        f"{SECRET * 200} {number}", headers=names, stream=True, stream_options={"include_usage": True}
+    )
+    assert answer.status == 200
+
+
+def fairlead(folder: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "fairlead", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def test_what_was_decided_is_on_disk_without_a_word_of_prompts_and_can_be_replayed_and_judged(
+    stack: Start, tmp_path: Path
+) -> None:
+    pool = await stack(
+        engine("small"),
+        engine("large"),
+        decisions={"path": "log"},
+        observe={"messages_per_second": 10_000, "interval_ms": 500},
+    )
+    for number in range(6):
+        await ask(pool, number, x_session_id="alice@example.org")
+    await ask(pool, 5, x_session_id="alice@example.org", x_fairlead_attempted_models="small")
+    await ask(pool, 5, x_session_id="alice@example.org", x_fairlead_attempted_models="small, large")
+    await pool.at_rest()
+    assert pool.stop_sidecar() == 0
+
+    folder = pool.config_path.parent / "log"
+    for file in folder.iterdir():
+        assert not {b"treasure", b"alice"} & set(file.read_bytes().split())
+        assert b"treasure" not in file.read_bytes()
+    rows = read_decisions(folder)
+    assert rows.height == 8
+    assert rows["session"].n_unique() == 1
+    assert rows["attempted"].to_list()[-2:] == [["small"], ["small", "large"]]
+    assert rows["first_token_ms"].null_count() == 0
+    assert set(rows["output_tokens"]) == {4}
+    assert rows["blocks"].list.len().min() >= 1  # type: ignore[operator]
+    assert rows["total_ms"].min() > 0  # type: ignore[operator]
+
+    known, _ = attempts(rows, checked=False)
+    assert known["correct"].to_list().count(False) >= 1
+    workload = read_trace(folder)
+    assert (workload.requests, workload.name) == (6, "log")
+    assert workload.conversations[0].turns[0].blocks()[:2] == workload.conversations[1].turns[0].blocks()[:2]
+    (tmp_path / "world.yaml").write_text("pool: [{model: small}, {model: large}]\nroutes: {auto: [small, large]}\n")
+    policies = "fairlead,least_request"
+    report = fairlead(
+        tmp_path, "replay", str(folder), "--world", "world.yaml", "--seeds", "1", "--policies", policies, "--jobs", "1"
+    )
+    assert "from a decision log" in report
+    assert "attempts" in fairlead(tmp_path, "fit", str(folder), "--no-plot", "--answers-are-checked")
+
+
+async def test_its_rows_are_counted(stack: Start) -> None:
+    pool = await stack(engine("small"), decisions={"path": "log", "sample": 1.0, "rotate_mb": 1})
+    await pool.chat(model="small")
+    await pool.at_rest()
+    assert await pool.metric("fairlead_decision_log_rows_total", outcome="dropped") == 0
+    assert pool.stop_sidecar() == 0
+    assert read_decisions(pool.config_path.parent / "log").height == 1
