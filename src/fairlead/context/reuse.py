@@ -36,14 +36,26 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Counts:
-    """Since the start."""
+    """Since the start; those of requests that were changed and of tokens are the request path's."""
 
-    __slots__ = ("last_failure", "late", "planned")
+    __slots__ = (
+        "changed",
+        "dropped_tokens",
+        "failures",
+        "last_failure",
+        "late",
+        "planned",
+        "reordered_tokens",
+    )
 
     def __init__(self) -> None:
         self.planned = 0
+        self.changed = 0
         self.late = 0  # requests of which texts went on unread, as the time was over
+        self.failures = 0
         self.last_failure = ""
+        self.reordered_tokens = 0  # found in a cache thanks to another order
+        self.dropped_tokens = 0
 
 
 class ContextReuse:

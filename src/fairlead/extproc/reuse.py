@@ -1,0 +1,145 @@
+"""Context reuse on the request path: to which requests it is done, what forms they may take, and what the one saved.
+
+It may cost a request a few milliseconds, never its answer: whatever fails here, the request goes on as it came.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from fairlead.context.blocks import Format
+from fairlead.context.draft import Settings
+from fairlead.context.reuse import ContextReuse, Plan
+from fairlead.core.facts import RequestFacts
+from fairlead.core.prefix import BLOCK_BYTES, chain
+from fairlead.core.prefix_index import PrefixIndex
+from fairlead.core.prompt import Malformed, Prompt, parse
+from fairlead.core.router import Decision
+
+HEADER: Final = b"x-fairlead-context-reuse"
+ANY_ROUTE: Final = "*"
+PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"})
+
+_MOST_SHOWN: Final = 64  # blocks of an order in the response header
+
+
+class ReuseRule(msgspec.Struct, frozen=True):
+    """What may be done to the requests of one route: `order` and `dedup`, to all or to those that ask for it."""
+
+    always: frozenset[str]
+    on_request: frozenset[str]
+    formats: tuple[Format, ...]
+
+
+class Shaped(msgspec.Struct, frozen=True):
+    """A request that may take several forms: the prompt in the first, and the prefix chains of the others."""
+
+    plan: Plan
+    prompt: Prompt
+    others: tuple[tuple[int, ...], ...]
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What reuse did to one request. `facts` and `body` are of the form that is sent."""
+
+    facts: RequestFacts
+    body: bytes
+    header: bytes  # for the response; empty where nothing changed
+
+
+class RequestReuse:
+    """`rules` by model or route, with ANY_ROUTE for the others, may be replaced between two requests."""
+
+    def __init__(self, rules: Mapping[str, ReuseRule], reuse: ContextReuse) -> None:
+        self.rules = rules
+        self.reuse = reuse
+
+    def shape(
+        self,
+        asked: str,
+        path: str,
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        prompt: Prompt,
+        session: bytes,
+        tenant: bytes,
+    ) -> Shaped | None:
+        """The forms that a request may take; None if it goes as it is."""
+        settings = self._settings(asked, headers.get(HEADER))
+        if settings is None or path not in PATHS:
+            return None
+        try:
+            plan = self.reuse.plan(body, settings, tenant=tenant, session=session)
+            return None if plan is None else _shaped(plan, path, prompt, tenant)
+        except Exception:  # a fault of ours must not be the client's: the request goes on, the cause goes to the log
+            self._failed()
+            return None
+
+    def settle(
+        self, shaped: Shaped, decision: Decision, facts: RequestFacts, body: bytes, index: PrefixIndex, now_s: float
+    ) -> Saved:
+        """The decision is made: remember what is sent, and forget orders that no endpoint holds any more."""
+        plan, number = shaped.plan, decision.form
+        form = plan.forms[number]
+        try:
+            if not number and shaped.others:
+                own = max(index.match(facts.prefix, now_s).values(), default=0)
+                for other, prefixes in enumerate(shaped.others, 1):
+                    if max(index.match(prefixes, now_s).values(), default=0) <= own:
+                        self.reuse.drop(plan, other)
+            self.reuse.commit(plan, number)
+        except Exception:
+            self._failed()
+        if number:
+            facts = msgspec.structs.replace(facts, prefix=shaped.others[number - 1])
+        if form.body is None:
+            return Saved(facts, body, b"")
+        counts = self.reuse.counts
+        dropped_tokens = int(form.dropped_bytes * facts.block_tokens / BLOCK_BYTES)
+        counts.changed += 1
+        counts.reordered_tokens += decision.form_tokens
+        counts.dropped_tokens += dropped_tokens
+        return Saved(facts, form.body, _header(plan, number, decision.form_tokens, dropped_tokens))
+
+    def _settings(self, asked: str, header: bytes | None) -> Settings | None:
+        rule = self.rules.get(asked) or self.rules.get(ANY_ROUTE)
+        if rule is None:
+            return None
+        does = rule.always
+        if header is not None:
+            wanted = {name.strip() for name in header.decode("latin-1").lower().split(",")}
+            does = (rule.always | rule.on_request) & wanted
+        return Settings("order" in does, "dedup" in does, rule.formats) if does else None
+
+    def _failed(self) -> None:
+        self.reuse.counts.failures += 1
+        self.reuse.counts.last_failure = traceback.format_exc(limit=-8)
+
+
+def _shaped(plan: Plan, path: str, prompt: Prompt, tenant: bytes) -> Shaped | None:
+    seed = xxh3_64_intdigest(tenant) if tenant else 0
+    first, *others = plan.forms
+    if first.body is not None:
+        read = parse(first.body, path)
+        if isinstance(read, Malformed):
+            return None
+        prompt = read
+    chains = []
+    for form in others:
+        other = prompt if form.body is None else parse(form.body, path)
+        chains.append(() if isinstance(other, Malformed) else chain(other.text, seed))
+    return Shaped(plan, prompt, tuple(chains))
+
+
+def _header(plan: Plan, number: int, reordered_tokens: int, dropped_tokens: int) -> bytes:
+    """What was saved, in tokens, and how the blocks stand that were reordered last, so that citations can be mapped."""
+    told = f"reordered_tokens={reordered_tokens}, dropped_tokens={dropped_tokens}"
+    orders: Sequence[tuple[int, ...]] = [change.order for change in plan.forms[number].changes if change.is_reordered]
+    if orders and len(orders[-1]) <= _MOST_SHOWN:
+        told += ", order=" + "-".join([str(block + 1) for block in orders[-1]])
+    return told.encode()
