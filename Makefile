@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench bench-routing bench-reuse papers lock clean
+.PHONY: help install demo test lint bench bench-routing bench-reuse papers lab ttca lab-models lab-lock lock clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
@@ -48,6 +48,20 @@ bench-reuse: $(INSTALLED) ## What context reuse saves and costs, on real lists o
 
 papers: $(INSTALLED) ## The papers' experiments, repeated in simulated time; writes benchmarks/results/papers/.
 	@for each in benchmarks/papers/*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done
+
+lab: $(INSTALLED) ## Real vLLM servers on this CPU with tiny models, Envoy and the sidecar; MODELS="wren stork" for some.
+	@$(BIN)/python -m lab $(MODELS)
+
+ttca: $(INSTALLED) ## Time to correct answer on the lab's engines; writes benchmarks/results/ttca/; some twenty minutes.
+	$(BIN)/python -m lab.ttca
+
+lab-models: $(INSTALLED) ## Train the lab's tiny models again, in the lab's environment; some fifteen minutes.
+	@$(BIN)/python -m lab.train
+
+lab-lock: ## Write lab/requirements.lock again (needs uv). torch is installed on its own, so what it brings is left out.
+	uv pip compile lab/requirements.in --override lab/overrides.txt --python-version 3.11 \
+	  --python-platform x86_64-manylinux_2_28 --no-header --no-annotate -q -o lab/requirements.lock
+	sed -i -E '/^(torch|triton|nvidia-|cuda-)/d' lab/requirements.lock
 
 lock: ## Write the lock files again from pyproject.toml (needs uv).
 	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes -q -o requirements.lock

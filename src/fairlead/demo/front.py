@@ -1,4 +1,4 @@
-"""What stands in front of the demo's engines: the sidecar and a real Envoy, as `fairlead up` would start them.
+"""What stands in front of engines: the sidecar and a real Envoy, as `fairlead up` would start them.
 
 The policy is changed as an operator would: the configuration is written again, and the sidecar takes it up by itself.
 """
@@ -6,7 +6,7 @@ The policy is changed as an operator would: the configuration is written again, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -28,15 +28,25 @@ _POLL_S: Final = 0.05
 
 
 class Front:
-    """`async with Front(...) as front:` serves the pool at `front.url`."""
+    """`async with Front(...) as front:` serves the pool at `front.url`.
 
-    def __init__(self, served: Sequence[FoundEngine], learnt: Learnt, policy: str, folder: Path) -> None:
+    `kv_events` holds, by engine address, where those engines that publish KV events do so.
+    """
+
+    def __init__(
+        self,
+        served: Sequence[FoundEngine],
+        learnt: Learnt,
+        policy: str,
+        folder: Path,
+        kv_events: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
         grpc, admin, gateway, envoy_admin = (f"127.0.0.1:{port}" for port in free_ports(4))
         self.url = f"http://{gateway}"
         self.admin_url = f"http://{admin}"
         self.envoy_admin_url = f"http://{envoy_admin}"
         self.config_path = folder / "fairlead.yaml"
-        self._document = _document(served, learnt, policy, grpc=grpc, admin=admin, gateway=gateway)
+        self._document = _document(served, learnt, policy, kv_events or {}, grpc=grpc, admin=admin, gateway=gateway)
         self._write()
         config = parse(self.config_path.read_text(encoding="utf-8"), str(self.config_path))
         self._envoy = EnvoyProcess(bootstrap(config, admin_address=envoy_admin))
@@ -91,17 +101,29 @@ class Front:
 
 
 def _document(
-    served: Sequence[FoundEngine], learnt: Learnt, policy: str, *, grpc: str, admin: str, gateway: str
+    served: Sequence[FoundEngine],
+    learnt: Learnt,
+    policy: str,
+    kv_events: Mapping[str, Mapping[str, str]],
+    *,
+    grpc: str,
+    admin: str,
+    gateway: str,
 ) -> dict[str, Any]:
     models = {
-        model: {"capability": learnt.capability.name, "prefill_ms_per_token": ms_per_token}
+        model: {"prefill_ms_per_token": ms_per_token}
+        | ({"capability": learnt.capability.name} if learnt.capability is not None else {})
         for model, ms_per_token in learnt.prefill_ms_per_token.items()
     }
     return {
         "listen": {"grpc": grpc, "admin": admin},
         "gateway": {"listen": gateway},
         "pool": {
-            "endpoints": [{"address": e.address, "model": e.model, "engine": e.engine} for e in served],
+            "endpoints": [
+                {"address": e.address, "model": e.model, "engine": e.engine}
+                | ({"kv_events": dict(kv_events[e.address])} if e.address in kv_events else {})
+                for e in served
+            ],
             "models": models,
         },
         "routes": {ROUTE: list(models)},

@@ -25,9 +25,12 @@ _COLUMNS: Final = ("model", "language", "bucket", "tokens", "correct", "ms")
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """The capability file, and of each model the time per prompt token when nothing else runs and the share right."""
+    """The capability file, and of each model the time per prompt token when nothing else runs and the share right.
 
-    capability: Path
+    Without a file, all models count as always right.
+    """
+
+    capability: Path | None
     prefill_ms_per_token: dict[str, float]
     right: dict[str, float]
 

@@ -1,0 +1,73 @@
+"""`make lab`, `python -m lab [MODEL...]`: real vLLM servers behind Envoy and the sidecar, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from fairlead.demo.children import ChildError, while_running
+from fairlead.demo.engines import forever
+from fairlead.demo.traffic import ROUTE
+from fairlead.errors import UserError
+from lab import words
+from lab.engines import MODELS, LabEngines
+from lab.pool import known, running_front
+
+NAMES = tuple(sorted(path.name for path in MODELS.iterdir() if path.is_dir()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m lab",
+        description="Start a vLLM server on this machine's CPU for each model, and the sidecar and Envoy in front.",
+        epilog="Example: python -m lab wren stork --policy laar",
+    )
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"one of {', '.join(NAMES)}; all without any")
+    parser.add_argument("--policy", default="fairlead", help="see docs/policies.md (default: fairlead)")
+    options = parser.parse_args()
+    unknown = [model for model in options.models if model not in NAMES]
+    if unknown:
+        parser.error(f"{unknown[0]} is not a model of the lab; name some of {', '.join(NAMES)}")
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            asyncio.run(_run(options.models or NAMES, options.policy))
+        except (UserError, ChildError) as error:
+            sys.exit(f"error: {error}")
+
+
+async def _run(models: Sequence[str], policy: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:
+        folder = Path(name)
+        print(f"Starting vLLM with {', '.join(models)}: a minute or two.", flush=True)
+        async with (
+            LabEngines(models, folder) as engines,
+            running_front(engines, known(folder), policy, folder) as front,
+        ):
+            for engine in engines.running:
+                print(f"{engine.model:8} http://{engine.address}/metrics   {folder}/", flush=True)
+            question = words.question(Random(0), "en", 64)
+            print(_addresses(front.url, front.admin_url, question), flush=True)
+            await while_running(forever(), engines.ended(), front.ended())
+
+
+def _addresses(url: str, admin_url: str, question: words.Question) -> str:
+    content = question.prompt.replace("\n", r"\n").replace('"', r"\"")
+    body = f'{{"model": "{ROUTE}", "max_tokens": 4, "messages": [{{"role": "user", "content": "{content}"}}]}}'
+    return f"""
+  gateway      {url}/v1
+  status page  {admin_url}/
+  metrics      {admin_url}/metrics
+  try          curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'
+               (the right answer is {question.expected})
+
+Ctrl-C ends it."""
+
+
+if __name__ == "__main__":
+    main()
