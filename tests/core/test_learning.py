@@ -49,6 +49,12 @@ def test_outliers_do_not_move_what_is_learned(pool: Pool) -> None:
     assert pool.endpoints[0].prefill_ms_per_token == pytest.approx(0.2)
 
 
+def test_what_others_add_to_decoding_is_not_taken_for_the_models_own_time(pool: Pool) -> None:
+    """Long prompts of others stall four answers in five."""
+    learn(pool, *[seen(), *[seen(decode_ms=50_000.0)] * 4] * 10)
+    assert pool.endpoints[0].decode_ms_per_token == pytest.approx(10.0)
+
+
 def test_cached_tokens_cost_no_prefill_and_the_queue_does(pool: Pool) -> None:
     learn(pool, *[seen(cached_tokens=600, queued_tokens=1600)] * LEAST_SAMPLES)
     assert pool.endpoints[0].prefill_ms_per_token == pytest.approx(0.1)

@@ -1,6 +1,8 @@
 """Constants learned from answers that were observed in full: milliseconds per token, and tokens per estimated token.
 
-Each is the median of the last samples, which outliers cannot move, and is the configured value until there are enough.
+Each is a quantile of the last samples, which outliers cannot move, and is the configured value until there are enough.
+It is the median, but for decoding: what a token takes grows with whatever else its engine does, and that is another
+term of the cost. Under long prompts of others half of all answers decode ten times slower than the engine can.
 Nothing is learned on the request path; the caller passes what one answer showed.
 """
 
@@ -8,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from statistics import median
 from typing import Final
 
 import msgspec
@@ -17,6 +18,7 @@ from fairlead.core.pool import Endpoint, Pool
 
 WINDOW: Final = 101
 LEAST_SAMPLES: Final = 8
+UNDISTURBED_SHARE: Final = 0.1  # of answers, that decoded with little beside them
 LEAST_RATIO_SAMPLES: Final = 2  # a tokenizer hardly varies, and a wrong ratio makes every cost wrong
 LEAST_PREFILL_TOKENS: Final = 256  # shorter prefills show fixed costs, not the cost of a token
 LEAST_DECODE_TOKENS: Final = 16
@@ -40,20 +42,21 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     completion_tokens: int | None = None
 
 
-class RunningMedian:
-    """The median of the last samples, or `start` while they are few."""
+class RunningQuantile:
+    """What a share of the last samples does not exceed, or `start` while they are few."""
 
-    __slots__ = ("_least", "_samples", "value")
+    __slots__ = ("_least", "_samples", "_share", "value")
 
-    def __init__(self, start: float, least: int = LEAST_SAMPLES) -> None:
+    def __init__(self, start: float, *, share: float = 0.5, least: int = LEAST_SAMPLES) -> None:
         self.value = start
+        self._share = share
         self._least = least
         self._samples: deque[float] = deque(maxlen=WINDOW)
 
     def add(self, sample: float) -> None:
         self._samples.append(sample)
         if len(self._samples) >= self._least:
-            self.value = median(self._samples)
+            self.value = sorted(self._samples)[int(self._share * (len(self._samples) - 1))]
 
     @property
     def samples(self) -> int:
@@ -64,9 +67,9 @@ class Learner:
     """Learned constants by model and language."""
 
     def __init__(self) -> None:
-        self.prefill_ms_per_token: dict[str, RunningMedian] = {}
-        self.decode_ms_per_token: dict[str, RunningMedian] = {}
-        self.tokens_ratio: dict[str, RunningMedian] = {}  # by language
+        self.prefill_ms_per_token: dict[str, RunningQuantile] = {}
+        self.decode_ms_per_token: dict[str, RunningQuantile] = {}
+        self.tokens_ratio: dict[str, RunningQuantile] = {}  # by language
 
     def ratio(self, language: str) -> float:
         """Real tokens for each estimated one."""
@@ -78,12 +81,15 @@ class Learner:
         if seen.prompt_tokens and seen.estimated_tokens >= LEAST_ESTIMATED_TOKENS:
             ratio = seen.prompt_tokens / (seen.estimated_tokens / seen.ratio)
             if RATIO_BOUNDS[0] <= ratio <= RATIO_BOUNDS[1]:
-                self.tokens_ratio.setdefault(seen.language, RunningMedian(1.0, LEAST_RATIO_SAMPLES)).add(ratio)
+                self._ratio_of(seen.language).add(ratio)
         endpoints = [endpoint for endpoint in pool.endpoints if endpoint.model == seen.model]
         if not endpoints:  # the pool changed meanwhile
             return
-        prefill = self.prefill_ms_per_token.setdefault(seen.model, RunningMedian(endpoints[0].prefill_ms_per_token))
-        decode = self.decode_ms_per_token.setdefault(seen.model, RunningMedian(endpoints[0].decode_ms_per_token))
+        configured = endpoints[0]
+        prefill = self.prefill_ms_per_token.setdefault(seen.model, RunningQuantile(configured.prefill_ms_per_token))
+        decode = self.decode_ms_per_token.setdefault(
+            seen.model, RunningQuantile(configured.decode_ms_per_token, share=UNDISTURBED_SHARE)
+        )
         if seen.first_token_ms is not None and seen.prompt_tokens is not None and seen.cached_tokens is not None:
             computed = seen.prompt_tokens - seen.cached_tokens + seen.queued_tokens
             if computed >= LEAST_PREFILL_TOKENS:
@@ -91,6 +97,9 @@ class Learner:
         if seen.decode_ms and seen.completion_tokens and seen.completion_tokens > LEAST_DECODE_TOKENS:
             decode.add(seen.decode_ms / (seen.completion_tokens - 1))
         self.apply(endpoints)
+
+    def _ratio_of(self, language: str) -> RunningQuantile:
+        return self.tokens_ratio.setdefault(language, RunningQuantile(1.0, least=LEAST_RATIO_SAMPLES))
 
     def apply(self, endpoints: Iterable[Endpoint]) -> None:
         """Put what was learned in force; a model of which nothing was learned keeps its configured values."""

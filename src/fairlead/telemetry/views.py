@@ -16,7 +16,7 @@ import msgspec
 
 from fairlead import __version__
 from fairlead.core.facts import session_key
-from fairlead.core.learning import LEAST_SAMPLES, Learner, RunningMedian
+from fairlead.core.learning import LEAST_SAMPLES, Learner, RunningQuantile
 from fairlead.core.lengths import TOKENS_PER_ASCII_CHARACTER
 from fairlead.core.pool import Endpoint
 from fairlead.core.prefix import BLOCK_BYTES
@@ -164,9 +164,9 @@ def _endpoint(sources: Sources, e: Endpoint, sessions: int, ended: Counter[str],
     }
 
 
-def _learned(median: RunningMedian | None, in_force: float) -> Document:
+def _learned(constant: RunningQuantile | None, in_force: float) -> Document:
     """Milliseconds per token in force, and whether answers taught them or the configuration says so."""
-    samples = median.samples if median is not None else 0
+    samples = constant.samples if constant is not None else 0
     return {"ms_per_token": in_force, "samples": samples, "learned": samples >= LEAST_SAMPLES}
 
 
