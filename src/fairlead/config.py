@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from fairlead.addresses import Address, GrpcAddress, Store, ZmqAddress, without_password
+from fairlead.context.blocks import DEFAULT_FORMATS, Format
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
 from fairlead.tuning.weights import BOXES
@@ -42,6 +43,8 @@ class _InvalidAtError(ValueError):
 
 Interval = Annotated[int, Field(ge=10)]  # milliseconds
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # YAML has lists, a frozen configuration tuples
+Operations = Annotated[tuple[Literal["order", "dedup"], ...], Field(strict=False)]
+ANY_ROUTE = "*"  # in `reuse`: all that are not named
 
 
 class _Section(BaseModel):
@@ -219,6 +222,14 @@ class Tuner(_Section):
     guard: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5  # times the usual p95: beyond it weights give way
 
 
+class Reuse(_Section):
+    """Context reuse of one route: what is done to each request, and to those that ask; see docs/reuse.md."""
+
+    always: Operations = ()
+    on_request: Operations = ()
+    formats: Annotated[tuple[Format, ...], Field(strict=False, min_length=1)] = DEFAULT_FORMATS
+
+
 class Config(_Section):
     listen: Listen = Listen()
     gateway: Gateway = Gateway()
@@ -232,6 +243,16 @@ class Config(_Section):
     migration: Migration | None = None
     tuner: Tuner = Tuner()
     decisions: Decisions | None = None
+    reuse: dict[str, Reuse] = {}
+
+    @model_validator(mode="after")
+    def _reuse_is_of_routes(self) -> Self:
+        known = {ANY_ROUTE, *self.routes, *self.pool.served_models()}
+        for name in self.reuse:
+            if name not in known:
+                message = f'"{name}" is no route and no served model; write one of: {", ".join(sorted(known))}'
+                raise _InvalidAtError(("reuse", name), message)
+        return self
 
     @model_validator(mode="after")
     def _the_tuned_policy_has_weights(self) -> Self:

@@ -18,7 +18,8 @@ import structlog
 from aiohttp import web
 
 from fairlead.addresses import host_and_port
-from fairlead.config import Config, ConfigError, load
+from fairlead.config import ANY_ROUTE, Config, ConfigError, load
+from fairlead.context.reuse import ContextReuse
 from fairlead.core.budget import MessageBudget
 from fairlead.core.learning import Learner
 from fairlead.core.peers import Load
@@ -31,6 +32,7 @@ from fairlead.engines.kv_following import KvFollowing
 from fairlead.engines.observer import Observers
 from fairlead.errors import UserError
 from fairlead.extproc.pick import Shared
+from fairlead.extproc.reuse import RequestReuse, ReuseRule
 from fairlead.extproc.server import ProcessorServer
 from fairlead.memory import spare_from_collection
 from fairlead.policies import build_policy
@@ -69,6 +71,8 @@ class Sidecar:
         self._use_policy()
         self.recorder = Recorder()
         self.learner = Learner()
+        self.reuse = RequestReuse(ContextReuse(clock_s=time.perf_counter))
+        self._use_reuse()
         self._observers = Observers(self.config.observe, pool.endpoints)
         self._processor = ProcessorServer(
             Shared(
@@ -80,6 +84,7 @@ class Sidecar:
                 tenant_header=(self.config.tenants.header or "").lower().encode(),
                 learner=self.learner,
                 budget=MessageBudget(self.config.observe.messages_per_second),
+                reuse=self.reuse,
             ),
             self.config.listen.grpc,
         )
@@ -114,6 +119,7 @@ class Sidecar:
             lambda: self._observers.counts,
             lambda: self._kv_following.counts,
             self.store,
+            self.reuse.reuse,
         )
         sources = Sources(
             router=self.router,
@@ -176,6 +182,7 @@ class Sidecar:
         self.router.fallbacks = config.gateway.fallbacks
         self.learner.apply(pool.endpoints)
         self.config = config
+        self._use_reuse()
         if not tuned_alike:
             self._use_policy()
         await self._observers.replace(config.observe, pool.endpoints)
@@ -220,15 +227,16 @@ class Sidecar:
 
     async def report_faults(self) -> None:
         """Log our own faults, which the request path only counts. Runs until cancelled."""
-        told = (0, 0)
+        told = (0, 0, 0)
         while True:
             await asyncio.sleep(_FAULT_LOG_S)
             told = self._tell_faults(told)
 
-    def _tell_faults(self, told: tuple[int, int]) -> tuple[int, int]:
-        counts = self.router.policy_failures, self.recorder.stream_failures
-        causes = self.router.last_policy_failure, self.recorder.last_stream_failure
-        for stage, before, now, cause in zip(("policy", "stream"), told, counts, causes, strict=True):
+    def _tell_faults(self, told: tuple[int, int, int]) -> tuple[int, int, int]:
+        reuse = self.reuse.reuse.counts
+        counts = self.router.policy_failures, self.recorder.stream_failures, reuse.failures
+        causes = self.router.last_policy_failure, self.recorder.last_stream_failure, reuse.last_failure
+        for stage, before, now, cause in zip(("policy", "stream", "reuse"), told, counts, causes, strict=True):
             if now > before:
                 log.error("requests went on without advice", stage=stage, failures=now - before, last_cause=cause)
         return counts
@@ -237,6 +245,13 @@ class Sidecar:
         endpoint = self.router.pool.by_address.get(address)
         if endpoint is not None:
             endpoint.told_of_others(load)
+
+    def _use_reuse(self) -> None:
+        rules = {
+            name: ReuseRule(frozenset(rule.always), frozenset(rule.on_request), rule.formats)
+            for name, rule in self.config.reuse.items()
+        }
+        self.reuse.use(rules, rules.get(ANY_ROUTE))
 
     def _shown_config(self) -> dict[str, object]:
         shown: dict[str, object] = self.config.model_dump(mode="json")

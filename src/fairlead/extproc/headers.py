@@ -13,6 +13,7 @@ ATTEMPTED_MODELS: Final = b"x-fairlead-attempted-models"
 MODEL: Final = b"x-fairlead-model"
 ENDPOINT: Final = b"x-fairlead-endpoint"
 DECISION: Final = b"x-fairlead-decision"
+CONTEXT_REUSE: Final = b"x-fairlead-context-reuse"
 
 _SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 _SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"

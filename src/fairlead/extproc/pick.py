@@ -17,6 +17,7 @@ from fairlead.core.splice import replace_top_level
 from fairlead.extproc import headers as h
 from fairlead.extproc import refusals
 from fairlead.extproc.refusals import HttpAnswer
+from fairlead.extproc.reuse import RequestReuse
 from fairlead.telemetry.recorder import Recorder
 
 
@@ -32,6 +33,7 @@ class Shared:
     tenant_header: bytes = b""  # none: all requests are of one tenant
     learner: Learner = field(default_factory=Learner)
     budget: MessageBudget = field(default_factory=lambda: MessageBudget(0.0))  # nothing is observed in full
+    reuse: RequestReuse | None = None  # of context; None: prompts go as they come
 
 
 class Pick(msgspec.Struct, frozen=True, gc=False):
@@ -42,6 +44,7 @@ class Pick(msgspec.Struct, frozen=True, gc=False):
     body: bytes | None
     request: RequestFacts
     tokens_ratio: float  # that the request's tokens were made with
+    reuse: bytes = b""  # what context reuse saved, for the client
 
 
 class Refused(msgspec.Struct, frozen=True, gc=False):
@@ -64,22 +67,29 @@ def pick(
     attempted_models = split_models(attempted.decode(errors="replace")) if attempted else ()
     session_id = _session_id(headers, shared.session_headers)
     tenant = headers.get(shared.tenant_header, b"")
+    reuse, shaped = shared.reuse, None
+    if reuse is not None:
+        shaped = reuse.shape(asked, path, headers, body, prompt, session_id or b"", tenant)
+        prompt = prompt if shaped is None else shaped.prompt
     facts = make_facts(prompt, asked, attempted_models, session_id, tenant, shared.learner.ratio)
-    decision = shared.router.decide(facts, subset, started_s)
+    decision = shared.router.decide(facts, subset, started_s, () if shaped is None else shaped.others)
     if isinstance(decision, Refusal):
         if decision.reason == "unknown_model":
             return Refused(refusals.unknown_model(asked))
         return Refused(refusals.no_endpoint(), asked)
-    if prompt.has_kv_transfer_params or asked not in (decision.model, ANY_MODEL):
-        changed = _rewritten(body, asked, decision.model, prompt.has_kv_transfer_params)
-        if changed is None:
+    sent: bytes | None = body
+    saved = b""
+    if reuse is not None and shaped is not None:
+        facts, sent, saved = reuse.settle(shaped, decision, facts, body, shared.router.index, started_s)
+    if sent is not None and (prompt.has_kv_transfer_params or asked not in (decision.model, ANY_MODEL)):
+        sent = _rewritten(sent, asked, decision.model, prompt.has_kv_transfer_params)
+        if sent is None:
             decision.ticket.release()
             return Refused(refusals.malformed("The body has a key twice at its top level; write it once", None), asked)
-    else:
-        changed = None
     shared.router.commit(facts, decision.addresses[0], started_s)
     shared.recorder.decided(facts, decision, request_id, shared.clock_s() - started_s)
-    return Pick(decision, asked or decision.model, changed, facts, shared.learner.ratio(facts.language))
+    changed = None if sent is body else sent
+    return Pick(decision, asked or decision.model, changed, facts, shared.learner.ratio(facts.language), saved)
 
 
 def _rewritten(body: bytes, asked: str, model: str, has_kv_transfer_params: bool) -> bytes | None:

@@ -89,13 +89,15 @@ def _routed_body_as_it_is(destination: str) -> bytes:
     return _routed_body(destination, (), (), None)
 
 
-def response_headers(model: str, endpoint: str, why: str, request_id: bytes, *, observe: bool = False) -> bytes:
+def response_headers(
+    model: str, endpoint: str, why: str, request_id: bytes, *, observe: bool = False, reuse: bytes = b""
+) -> bytes:
     """Answer to response headers that tells the client what answered and why, and returns its request id.
 
-    `observe` asks Envoy to show the body too, part by part.
+    `observe` asks Envoy to show the body too, part by part; `reuse` is what context reuse saved.
     """
-    if not _SHORTEST_HOLE <= len(request_id) <= _LONGEST_HOLE:
-        return _response_headers(model, endpoint, why, request_id, observe)
+    if reuse or not _SHORTEST_HOLE <= len(request_id) <= _LONGEST_HOLE:
+        return _response_headers(model, endpoint, why, request_id, observe, reuse)
     head, tail = _response_template(model, endpoint, why, len(request_id), observe)
     return b"".join((head, request_id, tail))
 
@@ -108,13 +110,17 @@ def _response_template(model: str, endpoint: str, why: str, id_bytes: int, obser
     return head, tail
 
 
-def _response_headers(model: str, endpoint: str, why: str, request_id: bytes, observe: bool) -> bytes:
-    headers = (
+def _response_headers(
+    model: str, endpoint: str, why: str, request_id: bytes, observe: bool, reuse: bytes = b""
+) -> bytes:
+    headers = [
         (h.MODEL, model.encode()),
         (h.ENDPOINT, endpoint.encode()),
         (h.DECISION, why.encode()),
         (h.REQUEST_ID, request_id),
-    )
+    ]
+    if reuse:
+        headers.append((h.CONTEXT_REUSE, reuse))
     common = CommonResponse(header_mutation=_mutation(headers))
     reply = ProcessingResponse(response_headers=HeadersResponse(response=common))
     if observe:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from xxhash import xxh3_64_intdigest
@@ -20,9 +20,8 @@ from fairlead.core.prefix import BLOCK_BYTES, chain
 from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.prompt import Malformed, Prompt, parse
 from fairlead.core.router import Decision
+from fairlead.extproc import headers as h
 
-HEADER: Final = b"x-fairlead-context-reuse"
-ANY_ROUTE: Final = "*"
 PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"})
 
 _MOST_SHOWN: Final = 64  # blocks of an order in the response header
@@ -44,7 +43,7 @@ class Shaped(msgspec.Struct, frozen=True):
     others: tuple[tuple[int, ...], ...]
 
 
-class Saved(msgspec.Struct, frozen=True):
+class Settled(NamedTuple):
     """What reuse did to one request. `facts` and `body` are of the form that is sent."""
 
     facts: RequestFacts
@@ -53,11 +52,16 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class RequestReuse:
-    """`rules` by model or route, with ANY_ROUTE for the others, may be replaced between two requests."""
+    """Its rules may be replaced between two requests."""
 
-    def __init__(self, rules: Mapping[str, ReuseRule], reuse: ContextReuse) -> None:
-        self.rules = rules
+    def __init__(self, reuse: ContextReuse) -> None:
         self.reuse = reuse
+        self._rules: Mapping[str, ReuseRule] = {}
+        self._other_routes: ReuseRule | None = None
+
+    def use(self, rules: Mapping[str, ReuseRule], other_routes: ReuseRule | None) -> None:
+        """`rules` by model or route; `other_routes` for those that have none."""
+        self._rules, self._other_routes = rules, other_routes
 
     def shape(
         self,
@@ -70,7 +74,7 @@ class RequestReuse:
         tenant: bytes,
     ) -> Shaped | None:
         """The forms that a request may take; None if it goes as it is."""
-        settings = self._settings(asked, headers.get(HEADER))
+        settings = self._settings(asked, headers.get(h.CONTEXT_REUSE))
         if settings is None or path not in PATHS:
             return None
         try:
@@ -82,7 +86,7 @@ class RequestReuse:
 
     def settle(
         self, shaped: Shaped, decision: Decision, facts: RequestFacts, body: bytes, index: PrefixIndex, now_s: float
-    ) -> Saved:
+    ) -> Settled:
         """The decision is made: remember what is sent, and forget orders that no endpoint holds any more."""
         plan, number = shaped.plan, decision.form
         form = plan.forms[number]
@@ -98,16 +102,16 @@ class RequestReuse:
         if number:
             facts = msgspec.structs.replace(facts, prefix=shaped.others[number - 1])
         if form.body is None:
-            return Saved(facts, body, b"")
+            return Settled(facts, body, b"")
         counts = self.reuse.counts
         dropped_tokens = int(form.dropped_bytes * facts.block_tokens / BLOCK_BYTES)
         counts.changed += 1
         counts.reordered_tokens += decision.form_tokens
         counts.dropped_tokens += dropped_tokens
-        return Saved(facts, form.body, _header(plan, number, decision.form_tokens, dropped_tokens))
+        return Settled(facts, form.body, _header(plan, number, decision.form_tokens, dropped_tokens))
 
     def _settings(self, asked: str, header: bytes | None) -> Settings | None:
-        rule = self.rules.get(asked) or self.rules.get(ANY_ROUTE)
+        rule = self._rules.get(asked) or self._other_routes
         if rule is None:
             return None
         does = rule.always

@@ -252,7 +252,8 @@ class Stream:
         observe = code == HTTP_OK and not ended and self._starts_observing(content_type)
         why = decision.why if address == decision.addresses[0] else "fallback"
         observe = observe and not self._response_duplex
-        return (replies.response_headers(decision.model, address, why, self._request_id, observe=observe),)
+        reuse = b"" if self._pick_made is None else self._pick_made.reuse
+        return (replies.response_headers(decision.model, address, why, self._request_id, observe=observe, reuse=reuse),)
 
     def _note_outcome(self, decision: Decision, address: str, content_type: bytes) -> None:
         """Tell the endpoints how the request went: Envoy passed over those before the one that served."""

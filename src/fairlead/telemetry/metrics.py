@@ -11,10 +11,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from fairlead.context.reuse import ContextReuse
 from fairlead.core.learning import Learner
 from fairlead.core.router import Router
 from fairlead.engines.watch import WatchCounts
-from fairlead.telemetry import tuner
+from fairlead.telemetry import reuse, tuner
 from fairlead.telemetry.recorder import Histogram, Recorder
 
 if TYPE_CHECKING:  # libraries that only some installations have
@@ -34,6 +35,7 @@ class FairleadCollector(Collector):
         watched: Callable[[], Mapping[str, WatchCounts]] = dict,
         kv_events: Callable[[], Mapping[str, KvEventCounts]] = dict,
         store: SharedStore | None = None,
+        reuse: ContextReuse | None = None,
     ) -> None:
         self._router = router
         self._recorder = recorder
@@ -42,6 +44,7 @@ class FairleadCollector(Collector):
         self._watched = watched
         self._kv_events = kv_events
         self._store = store
+        self._reuse = reuse
 
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
@@ -51,6 +54,8 @@ class FairleadCollector(Collector):
         yield from self._shared()
         yield from self._learned()
         yield from tuner.metrics(self._router)
+        if self._reuse is not None:
+            yield from reuse.metrics(self._reuse)
         yield from self._faults()
 
     def _requests(self) -> Iterator[Metric]:
@@ -201,6 +206,8 @@ class FairleadCollector(Collector):
         )
         failures.add_metric(("policy",), self._router.policy_failures)
         failures.add_metric(("stream",), self._recorder.stream_failures)
+        if self._reuse is not None:
+            failures.add_metric(("reuse",), self._reuse.counts.failures)
         yield failures
         yield CounterMetricFamily(
             "fairlead_reloads_refused",
