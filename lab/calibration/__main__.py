@@ -1,0 +1,176 @@
+"""`make lab-calibration`, `python -m lab.calibration [MODEL]`: the simulated engine against a real one.
+
+Times of single batches on one real server become parameters through `fairlead calibrate`; then the same multi-turn
+sessions go to the real server and to a simulated one with those parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import csv
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from random import Random
+from statistics import fmean, median, quantiles
+from typing import Final, NamedTuple
+
+import httpx
+import msgspec
+
+from fairlead.bench.machine import machine_facts, this_machine
+from fairlead.bench.markdown import table
+from fairlead.demo.children import ChildError
+from fairlead.demo.traffic import client_of
+from fairlead.errors import UserError
+from fairlead.replay.calibration import CalibrationFile
+from fairlead.simulate.server import EngineOptions, running_engine
+from lab.__main__ import NAMES
+from lab.calibration.load import OUTPUT_TOKENS, Took, at_once, converse, random_prompt
+from lab.engines import BLOCK_TOKENS, MAX_MODEL_LEN, LabEngines
+
+_PROMPT_TOKENS: Final = (64, 128, 256, 512, 1024)
+_BATCHES: Final = (1, 2, 4)
+_REPEATS: Final = 5
+_SESSIONS, _TURNS, _AT_A_TIME = 40, 4, 4
+_KV_TOKENS: Final = 1 << 20  # more than the sessions need: neither engine evicts
+_COLUMNS: Final = ("model", "prompt_size", "batch_size", "token_size", "prompt_time", "token_time", "e2e_time")
+
+
+class Compared(NamedTuple):
+    real: list[Took]
+    simulated: list[Took]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.calibration",
+        description="Calibrate the simulated engine on a real vLLM server of the lab; some minutes.",
+        epilog="Example: python -m lab.calibration stork --out benchmarks/results/calibration",
+    )
+    parser.add_argument("model", nargs="?", default="heron", choices=NAMES, metavar="MODEL", help=", ".join(NAMES))
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed makes other prompts")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/calibration"), metavar="FOLDER")
+    options = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+            machine = this_machine()
+            compared, calibration = asyncio.run(_run(options.model, options.seed, options.out))
+        except (UserError, ChildError) as error:
+            sys.exit(f"error: {error}")
+        except OSError as error:
+            sys.exit(f"error: --out {options.out}: cannot be written ({error.strerror}); name another folder")
+        facts = machine_facts(
+            f"python -m lab.calibration {options.model} --seed {options.seed}",
+            options.seed,
+            machine,
+            os.getloadavg()[0],
+        )
+        report = _markdown(options.model, facts, compared, calibration)
+        (options.out / "calibration.md").write_text(report, encoding="utf-8")
+        print(report)
+
+
+async def _run(model: str, seed: int, out: Path) -> tuple[Compared, CalibrationFile]:
+    sessions = f"{seed} sessions"  # the same for both engines
+    with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:
+        async with (
+            LabEngines([model], Path(name)) as engines,
+            client_of(f"http://{engines.running[0].address}") as client,
+        ):
+            measured = await _measure(client, model, Random(seed))
+            real = await converse(client, model, Random(sessions), _SESSIONS, _TURNS, _AT_A_TIME)
+    measurements, fitted = out / "measurements.csv", out / "engines.json"
+    with measurements.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([_COLUMNS, *measured])
+    command = [sys.executable, "-m", "fairlead", "calibrate", str(measurements), "--out", str(fitted)]
+    await asyncio.to_thread(subprocess.run, command, check=True)
+    calibration = msgspec.json.decode(fitted.read_bytes(), type=CalibrationFile)
+    parameters = replace(
+        calibration.engines[model].parameters(),
+        block_size=BLOCK_TOKENS,
+        num_blocks=_KV_TOKENS // BLOCK_TOKENS,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    async with (
+        running_engine(EngineOptions(model=model, parameters=parameters)) as engine,
+        client_of(f"http://{engine.address}") as client,
+    ):
+        simulated = await converse(client, model, Random(sessions), _SESSIONS, _TURNS, _AT_A_TIME)
+    return Compared(real, simulated), calibration
+
+
+async def _measure(client: httpx.AsyncClient, model: str, rng: Random) -> list[tuple[object, ...]]:
+    """Rows of `fairlead calibrate`: one for each batch, with the means over its requests."""
+    rows: list[tuple[object, ...]] = []
+    for prompt_tokens, batch, _ in product(_PROMPT_TOKENS, _BATCHES, range(_REPEATS)):
+        took = await at_once(client, model, [random_prompt(rng, prompt_tokens) for _ in range(batch)])
+        times = (fmean(one.first_token_ms for one in took), fmean(one.token_ms for one in took))
+        total_ms = fmean(one.total_ms for one in took)
+        rows.append((model, prompt_tokens, batch, OUTPUT_TOKENS, *(f"{ms:.3f}" for ms in (*times, total_ms))))
+    return rows
+
+
+def _markdown(model: str, facts: str, compared: Compared, calibration: CalibrationFile) -> str:
+    fitted, simulated, real = calibration.engines[model], compared.simulated, compared.real
+    engine = table(
+        ("ms a prompt token", "ms a step", "ms a step and sequence", "ms of overhead a step"),
+        [
+            (
+                f"{fitted.prefill_ms_per_token:.4f}",
+                f"{fitted.decode_ms_per_step:.2f}",
+                f"{fitted.decode_ms_per_sequence:.2f}",
+                f"{fitted.step_overhead_ms:.2f}",
+            )
+        ],
+    )
+    rows = [
+        _row("time to first token, ms", *([one.first_token_ms for one in took] for took in (real, simulated))),
+        _row("time to the end, ms", *([one.total_ms for one in took] for took in (real, simulated))),
+    ]
+    shares = [sum(one.cached_tokens for one in took) / sum(one.prompt_tokens for one in took) for took in compared]
+    return f"""# The simulated engine against a real one
+
+{facts}
+
+One vLLM server with {model} on CPU. {len(_PROMPT_TOKENS)} prompt lengths in batches of {_BATCHES[0]} to \
+{_BATCHES[-1]}, {_REPEATS} times each, {OUTPUT_TOKENS} tokens to an answer, gave these parameters (`engines.json`, by
+`fairlead calibrate`):
+
+{engine}
+
+On batches that the fit had not seen, the engine model is off by {fitted.first_token_error.median:.0%} for the first
+token and by {fitted.total_error.median:.0%} for the whole answer (medians).
+
+Then {_SESSIONS} sessions of {_TURNS} turns, {_AT_A_TIME} at a time, each turn repeating the prompt before: the same
+token ids to the real server and to the simulated one.
+
+{table(("", "real p50", "simulated p50", "error", "real p95", "simulated p95", "error"), rows)}
+
+Cached share of prompt tokens: real {shares[0]:.2%}, simulated {shares[1]:.2%}, off by {abs(shares[1] - shares[0]):.2%}.
+
+The machine had other work as well (see the load averages), which the real server feels and the model does not know.
+"""
+
+
+def _row(name: str, real: Sequence[float], simulated: Sequence[float]) -> tuple[str, ...]:
+    def both(of_real: float, of_simulated: float) -> tuple[str, str, str]:
+        return f"{of_real:.0f}", f"{of_simulated:.0f}", f"{of_simulated / of_real - 1:+.0%}"
+
+    return (name, *both(median(real), median(simulated)), *both(_p95(real), _p95(simulated)))
+
+
+def _p95(values: Sequence[float]) -> float:
+    return quantiles(values, n=20, method="inclusive")[-1]
+
+
+if __name__ == "__main__":
+    main()
