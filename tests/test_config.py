@@ -42,6 +42,13 @@ def test_an_empty_migration_section_turns_moving_on() -> None:
     assert config.pool.endpoints[0].kv_transfer is not None
 
 
+def test_context_reuse_is_off_until_a_route_a_model_or_all_others_are_named() -> None:
+    assert parse(MINIMAL).reuse == {}
+    config = parse(MINIMAL + "reuse: {m: {always: [order]}, '*': {on_request: [order, dedup], formats: [markdown]}}\n")
+    assert config.reuse["m"].formats == ("xml", "numbered", "json")
+    assert config.reuse["*"].on_request == ("order", "dedup")
+
+
 def test_one_endpoint_is_enough() -> None:
     config = parse(MINIMAL)
     assert (config.policy.name, config.listen.admin, config.model("m").capability) == (
@@ -57,6 +64,8 @@ def test_one_endpoint_is_enough() -> None:
         ("", "f.yaml:1: the file must be a mapping"),
         ("pool: [", "f.yaml:1: not YAML"),
         (MINIMAL + "polcy: {name: laar}\n", "f.yaml:2: polcy: unknown key"),
+        (MINIMAL + "reuse:\n  x: {always: [order]}\n", 'f.yaml:3: reuse.x: "x" is no route and no served model'),
+        (MINIMAL + "reuse:\n  m: {always: [sort]}\n", "f.yaml:3: reuse.m.always[0]"),
         (MINIMAL + "policy:\n  name: lar\n", 'f.yaml:2: policy: no policy is called "lar"; did you mean "laar"?'),
         (MINIMAL + "policy: {name: laar, alfa: 1}\n", "its parameters are: alpha=0.7"),
         (MINIMAL + "routes:\n  auto: [m, nobody]\n",
