@@ -19,6 +19,7 @@ COMMANDS = (
     "engine",
     "demo",
     "fit",
+    "migrate",
     "plan",
     "calibrate",
     "replay",

@@ -14,14 +14,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import structlog
 from aiohttp import web
 
 from fairlead.addresses import host_and_port
-from fairlead.config import ANY_ROUTE, Config, ConfigError, load
+from fairlead.config import ANY_ROUTE, Config, ConfigError, Migration, load
 from fairlead.context.reuse import ContextReuse
 from fairlead.core.budget import MessageBudget
 from fairlead.core.learning import Learner
+from fairlead.core.migration import NO_HOST_IS_HOT, Rules
 from fairlead.core.peers import Load
 from fairlead.core.prefix import BLOCK_TOKENS
 from fairlead.core.prefix_index import PrefixIndex
@@ -29,12 +31,14 @@ from fairlead.core.router import Router
 from fairlead.core.sessions import SessionTable
 from fairlead.decision_log import open_log
 from fairlead.engines.kv_following import KvFollowing
+from fairlead.engines.kv_transfer import Deadlines
 from fairlead.engines.observer import Observers
 from fairlead.errors import UserError
 from fairlead.extproc.pick import Shared
 from fairlead.extproc.reuse import RequestReuse, ReuseRule
 from fairlead.extproc.server import ProcessorServer
 from fairlead.memory import spare_from_collection
+from fairlead.migration.mover import Mover
 from fairlead.policies import build_policy
 from fairlead.pool_setup import make_pool
 from fairlead.stores import open_store
@@ -67,6 +71,10 @@ class Sidecar:
             rng=Random(),
             index=PrefixIndex(max_bytes=prefixes.max_bytes, ttl_s=prefixes.ttl),
             sessions=SessionTable(ttl_s=sessions.ttl, max_entries=sessions.max_entries),
+            rules=_rules(self.config.migration),
+        )
+        self.mover = Mover(
+            self.router, self._bootstraps, time.perf_counter, _deadlines(self.config.migration), self._is_decided
         )
         self._use_policy()
         self.recorder = Recorder()
@@ -84,6 +92,7 @@ class Sidecar:
                 tenant_header=(self.config.tenants.header or "").lower().encode(),
                 learner=self.learner,
                 budget=MessageBudget(self.config.observe.messages_per_second),
+                mover=self.mover,
                 reuse=self.reuse,
             ),
             self.config.listen.grpc,
@@ -119,6 +128,7 @@ class Sidecar:
             lambda: self._observers.counts,
             lambda: self._kv_following.counts,
             self.store,
+            self.mover,
             self.reuse.reuse,
         )
         sources = Sources(
@@ -155,6 +165,7 @@ class Sidecar:
         """Refuse new requests, let running ones finish for `listen.drain_s`, then stop."""
         self._draining = True
         await self._processor.drain(self.config.listen.drain_s)
+        await self.mover.stop()
         if self.store is not None:
             await self.store.stop()
         await self._kv_following.stop()
@@ -182,6 +193,7 @@ class Sidecar:
         self.router.fallbacks = config.gateway.fallbacks
         self.learner.apply(pool.endpoints)
         self.config = config
+        self.router.planner.rules, self.mover.deadlines = _rules(config.migration), _deadlines(config.migration)
         self._use_reuse()
         if not tuned_alike:
             self._use_policy()
@@ -190,6 +202,7 @@ class Sidecar:
         for address in old_addresses - set(pool.by_address):
             self.router.index.forget(address)
             self.router.sessions.forget_host(address)
+            self.router.planner.forget(address)
         if self.store is not None:
             for endpoint in pool.endpoints:
                 endpoint.told_of_others(self.store.load.peers.of(endpoint.address))
@@ -253,9 +266,30 @@ class Sidecar:
         }
         self.reuse.use(rules, rules.get(ANY_ROUTE))
 
+    def _bootstraps(self) -> dict[str, str]:
+        configured = zip(self.config.pool.endpoints, self.router.pool.endpoints, strict=True)
+        return {e.address: c.kv_transfer.bootstrap for c, e in configured if c.kv_transfer and c.kv_transfer.bootstrap}
+
+    def _is_decided(self, session: bytes) -> bool:
+        """Whether the shared store has settled the session's last binding; while it is gone, ours holds."""
+        store = self.store
+        return store is None or not store.link.up or not store.sessions.waits(session)
+
     def _shown_config(self) -> dict[str, object]:
         shown: dict[str, object] = self.config.model_dump(mode="json")
         return shown
+
+
+def _rules(migration: Migration | None) -> Rules:
+    if migration is None:
+        return NO_HOST_IS_HOT
+    return msgspec.convert(migration.model_dump(include=set(Rules.__struct_fields__)), Rules)
+
+
+def _deadlines(migration: Migration | None) -> Deadlines:
+    if migration is None:
+        return Deadlines()
+    return Deadlines(export_s=migration.export_s, import_s=migration.import_s)
 
 
 def _policy(config: Config) -> Any:

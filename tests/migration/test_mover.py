@@ -126,9 +126,7 @@ async def test_another_sidecar_that_was_first_keeps_what_it_bound(world: World) 
         world.router.sessions.learn(session, "c:1", 0)
         return True
 
-    world.mover = mover.Mover(
-        world.router, world.planner, world.bootstraps, lambda: 0.0, world.mover.deadlines, decided
-    )
+    world.mover = mover.Mover(world.router, world.bootstraps, lambda: 0.0, world.mover.deadlines, decided)
     turn = await world.turn()
     await world.copy(turn)
     assert world.lives_at(turn) == "c:1"

@@ -7,7 +7,6 @@ from random import Random
 import pytest
 
 from fairlead.core.facts import session_key
-from fairlead.core.migration import Planner, Rules
 from fairlead.core.pool import Endpoint, Pool
 from fairlead.core.reported import EngineIdentity
 from fairlead.core.router import Router
@@ -25,8 +24,8 @@ class World:
             Endpoint("c:1", "other"),
         ]
         self.router = Router(Pool(self.endpoints, {}), build_policy("ear", {}), fallbacks=2, rng=Random(0))
-        self.planner = Planner(Rules(), self.router.sessions)
-        self.orders = Orders(self.router, self.planner)
+        self.planner = self.router.planner
+        self.orders = Orders(self.router)
         for name in "st":
             self.router.sessions.bind(session_key(name.encode()), "a:1", 0)
 

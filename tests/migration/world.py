@@ -61,9 +61,9 @@ class World:
             ],
             {},
         )
-        self.router = Router(pool, build_policy("ear", {}), fallbacks=2, rng=Random(0))
-        self.planner = Planner(RULES, self.router.sessions)
-        self.mover = Mover(self.router, self.planner, self.bootstraps, time.perf_counter, SHORT, self.decided)
+        self.router = Router(pool, build_policy("ear", {}), fallbacks=2, rng=Random(0), rules=RULES)
+        self.planner = self.router.planner
+        self.mover = Mover(self.router, self.bootstraps, time.perf_counter, SHORT, self.decided)
         self.host.pending_prefill_tokens = 50_000
 
     @property

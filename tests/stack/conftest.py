@@ -48,7 +48,7 @@ class Stack:
             "gateway": {"listen": listen},
             "pool": {
                 "endpoints": [
-                    {"address": engine.address, "model": option.model, "engine": option.kind}
+                    {"address": engine.address, "model": option.model, "engine": option.kind} | _kv_transfer(engine)
                     for engine, option in zip(engines, options, strict=True)
                 ]
             },
@@ -146,6 +146,12 @@ class Stack:
             return list((await response.json())["decisions"])
 
 
+def _kv_transfer(engine: RunningEngine) -> dict[str, Any]:
+    if engine.exchange is None:
+        return {}
+    return {"kv_transfer": {"connector": "mooncake", "bootstrap": engine.exchange.address}}
+
+
 Start = Callable[..., Awaitable[Stack]]
 
 
@@ -168,6 +174,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Start]:
             running = Stack(folder, engines, options)
             running.client = await cleanup.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
             routes = {"auto": list(dict.fromkeys(option.model for option in options))}
+            running.document["pool"]["models"] = sections.pop("models", {})
             running.write(**({"routes": routes} | sections))
             cleanup.callback(running.end)
             await running.start_sidecar()

@@ -51,6 +51,9 @@ class Rules(msgspec.Struct, frozen=True):
     most_copies_per_endpoint: int = 1  # as their source or as their target
 
 
+NO_HOST_IS_HOT: Final = Rules(hot_tokens=1 << 62)  # only an operator moves sessions
+
+
 class Move(msgspec.Struct, frozen=True, gc=False):
     """A session's context goes from `source` to `target`; the generations tell whether either restarted meanwhile."""
 

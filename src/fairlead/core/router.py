@@ -17,10 +17,13 @@ from fairlead.core.cost import CostTerms
 from fairlead.core.facts import RequestFacts
 from fairlead.core.feedback import Outcome, Tuner
 from fairlead.core.ledger import Ticket
+from fairlead.core.migration import NO_HOST_IS_HOT, Move, Planner, Rules, Stay
 from fairlead.core.pool import Candidate, Endpoint, Pool, candidates, fitting
 from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.ranking import Policy, Ranked, Why, least_first
 from fairlead.core.sessions import SessionTable
+
+FlipRefused = Literal["target_restarted", "target_unhealthy", "session_gone"]
 
 SHOWN_CANDIDATES = 8  # of a decision, in the log; a decision over 1,000 endpoints must not keep 1,000 costs
 
@@ -49,6 +52,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     number: int  # of this router's decisions, from 1
     form: int = 0  # of the prompt, where it could take others; 0 is the request's own
     form_tokens: int = 0  # cached at the chosen endpoint in this form, beyond those of the request's own
+    migration: Move | Stay | None = None  # of the request's session; None: nothing spoke for a move
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
@@ -69,11 +73,13 @@ class Router:
         rng: Random,
         index: PrefixIndex | None = None,
         sessions: SessionTable | None = None,
+        rules: Rules = NO_HOST_IS_HOT,
     ) -> None:
         self.pool = pool
         self.fallbacks = fallbacks
         self.index = index if index is not None else PrefixIndex()
         self.sessions = sessions if sessions is not None else SessionTable()
+        self.planner = Planner(rules, self.sessions)
         self.policy_failures = 0
         self.last_policy_failure = ""
         self._rng = rng
@@ -119,9 +125,24 @@ class Router:
                         held[address] = blocks
                         forms[address] = form
         cached_tokens = {address: int(blocks * request.block_tokens) for address, blocks in held.items()}
-        options = candidates(endpoints, request, cached_tokens, self._host(request, now_s))
+        host = self._host(request, now_s)
+        if self.planner.draining:
+            endpoints = self.planner.spared(endpoints, host)
+        options = candidates(endpoints, request, cached_tokens, host)
         ranked, why, best = self._rank(request, options)
         first = ranked[0].candidate
+        cached, migration = first.cached_tokens, None
+        if first.is_host:
+            migration = self.planner.consider(
+                request, self.pool.by_address[first.address], endpoints, cached_tokens, now_s
+            )
+            if isinstance(migration, Move) and migration.redirects:
+                why, target = "migration", migration.target
+                ranked = sorted(ranked, key=lambda r: r.candidate.address != target)
+                best = tuple(sorted(best, key=lambda choice: choice.address != target))
+                first = ranked[0].candidate
+                cached = migration.tokens if migration.how == "pull" else first.cached_tokens
+        uncached = request.tokens - cached
         addresses = [first.address]
         for r in ranked[1:]:
             if len(addresses) > self.fallbacks:
@@ -129,15 +150,15 @@ class Router:
             if r.candidate.model == first.model:  # the body names the model, so a fallback must serve it too
                 addresses.append(r.candidate.address)
         chosen = self.pool.by_address[first.address]
-        ticket = self._take(chosen, request.tokens, first.uncached_tokens)
+        ticket = self._take(chosen, request.tokens, uncached)
         chosen.prefills.settle(now_s)  # forget those that ended
-        chosen.prefills.expect(ticket, chosen.prefill_ms_per_token * first.uncached_tokens, now_s)
+        chosen.prefills.expect(ticket, chosen.prefill_ms_per_token * uncached, now_s)
         return Decision(
             addresses=tuple(addresses),
             model=first.model,
             why=why,
             ticket=ticket,
-            cached_tokens=first.cached_tokens,
+            cached_tokens=cached,
             queued_tokens=first.pending_prefill_tokens,
             rtt_ms=first.rtt_ms,
             considered=len(options),
@@ -145,7 +166,14 @@ class Router:
             number=self._decisions,
             form=forms.get(first.address, 0),
             form_tokens=int((held.get(first.address, 0) - own.get(first.address, 0)) * request.block_tokens),
+            migration=migration,
         )
+
+    def withdraw(self, decision: Decision, now_s: float) -> None:
+        """The request goes nowhere after all."""
+        decision.ticket.release()
+        if isinstance(decision.migration, Move) and not decision.migration.redirects:
+            self.planner.ended(decision.migration, now_s, "dropped")
 
     def commit(self, request: RequestFacts, address: str, now_s: float) -> None:
         """`request` goes to `address`: its prompt will be cached there, and its session lives there from now on."""
@@ -156,6 +184,22 @@ class Router:
                 endpoint.indexed_blocks = self.index.blocks(address)
         if request.session is not None and self.sessions.address_of(request.session) != address:
             self.sessions.bind(request.session, address, now_s)
+
+    def flip(self, move: Move, request: RequestFacts, copied_share: float, now_s: float) -> FlipRefused | None:
+        """The target holds this share of the prompt of `request`, which caused `move`: the session lives there now.
+
+        Or why not; then nothing has changed. `planner.ended` must follow either way.
+        """
+        target = self.pool.by_address.get(move.target)
+        if target is None or target.generation != move.target_generation:
+            return "target_restarted"
+        if not target.healthy:
+            return "target_unhealthy"
+        if not self.sessions.flip(move.session, move.source, move.target, now_s):
+            return "session_gone"
+        held = int(len(request.prefix) * copied_share)
+        self.commit(msgspec.structs.replace(request, prefix=request.prefix[:held]), move.target, now_s)
+        return None
 
     def feedback(self, decision: Decision, outcome: Outcome, now_s: float) -> None:
         """`decision` has ended: whoever tunes the weights hears of it."""

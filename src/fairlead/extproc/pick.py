@@ -10,6 +10,7 @@ import msgspec
 from fairlead.core.budget import MessageBudget
 from fairlead.core.facts import RequestFacts, make_facts
 from fairlead.core.learning import Learner
+from fairlead.core.migration import Move
 from fairlead.core.pool import ANY_MODEL
 from fairlead.core.prompt import Malformed, parse, split_models
 from fairlead.core.router import Decision, Refusal, Router
@@ -18,6 +19,7 @@ from fairlead.extproc import headers as h
 from fairlead.extproc import refusals
 from fairlead.extproc.refusals import HttpAnswer
 from fairlead.extproc.reuse import RequestReuse
+from fairlead.migration.mover import Mover
 from fairlead.telemetry.recorder import Recorder
 
 
@@ -33,6 +35,7 @@ class Shared:
     tenant_header: bytes = b""  # none: all requests are of one tenant
     learner: Learner = field(default_factory=Learner)
     budget: MessageBudget = field(default_factory=lambda: MessageBudget(0.0))  # nothing is observed in full
+    mover: Mover | None = None  # none: no session is copied
     reuse: RequestReuse | None = None  # of context; None: prompts go as they come
 
 
@@ -84,11 +87,13 @@ def pick(
     if sent is not None and (prompt.has_kv_transfer_params or asked not in (decision.model, ANY_MODEL)):
         sent = _rewritten(sent, asked, decision.model, prompt.has_kv_transfer_params)
         if sent is None:
-            decision.ticket.release()
+            shared.router.withdraw(decision, started_s)
             return Refused(refusals.malformed("The body has a key twice at its top level; write it once", None), asked)
     shared.router.commit(facts, decision.addresses[0], started_s)
     shared.recorder.decided(facts, decision, request_id, shared.clock_s() - started_s)
     changed = None if sent is body else sent
+    if shared.mover is not None and isinstance(decision.migration, Move) and not decision.migration.redirects:
+        shared.mover.offer(decision.migration, facts, path, body if changed is None else changed)
     return Pick(decision, asked or decision.model, changed, facts, shared.learner.ratio(facts.language), saved)
 
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import aiohttp
-import msgspec
 import structlog
 
 from fairlead.core.facts import RequestFacts
-from fairlead.core.migration import Move, Outcome, Planner
+from fairlead.core.migration import Move, Outcome
 from fairlead.core.pool import Endpoint
 from fairlead.core.router import Router
 from fairlead.engines.ask import new_session
@@ -52,7 +51,6 @@ class Mover:
     def __init__(
         self,
         router: Router,
-        planner: Planner,
         bootstraps: Callable[[], Mapping[str, str]],
         clock_s: Callable[[], float],
         deadlines: Deadlines,
@@ -61,7 +59,6 @@ class Mover:
         self.counts = MoverCounts()
         self.deadlines = deadlines
         self._router = router
-        self._planner = planner
         self._bootstraps = bootstraps  # host:port of the bootstrap server by the endpoint's address
         self._clock_s = clock_s
         self._decided = decided
@@ -93,26 +90,26 @@ class Mover:
 
     async def _copy(self, move: Move, request: RequestFacts, path: str, body: bytes) -> None:
         try:
-            source, target = self._endpoint(move.source), self._endpoint(move.target)
+            source = self._router.pool.by_address.get(move.source)
+            if source is None:
+                raise NotMovedError("source_gone")
             parts = tokenize_request(path, body, source.model)
             del body
-            await self._copy_and_flip(move, request, source, target, parts)
+            await self._copy_and_flip(move, request, source, parts)
         except NotMovedError as error:
             self._end(move, "dropped", error.reason)
         except TransferError as error:
             self.counts.failed[error.stage, error.reason] += 1
-            self._planner.ended(move, self._clock_s(), "failed")
+            self._router.planner.ended(move, self._clock_s(), "failed")
         except asyncio.CancelledError:
             self._end(move, "dropped", "stopped")
             raise
         except Exception:  # a fault of ours: counted and told, and the session stays
             self.counts.failed["confirm", "fault"] += 1
-            self._planner.ended(move, self._clock_s(), "failed")
+            self._router.planner.ended(move, self._clock_s(), "failed")
             log.exception("a copy failed by a fault of ours", source=move.source, target=move.target)
 
-    async def _copy_and_flip(
-        self, move: Move, request: RequestFacts, source: Endpoint, target: Endpoint, parts: bytes
-    ) -> None:
+    async def _copy_and_flip(self, move: Move, request: RequestFacts, source: Endpoint, parts: bytes) -> None:
         if self._session is None:
             self._session = new_session()
         link = EngineLink(self._session)
@@ -129,23 +126,13 @@ class Mover:
         connector = _CONNECTORS[source.kv_connector]
         copied = await copy_kv(link, connector, here, there, source.model, ids, block_tokens, self.deadlines)
         self._count(copied)
-        await self._flip(move, request, target, len(ids) / len(all_ids))
-
-    async def _flip(self, move: Move, request: RequestFacts, target: Endpoint, copied_share: float) -> None:
-        """Bind the session to the target, which holds this share of the request's prompt, unless something changed."""
-        router, now_s = self._router, self._clock_s()
-        if router.pool.by_address.get(move.target) is not target or target.generation != move.target_generation:
-            raise NotMovedError("target_restarted")
-        if not target.healthy:
-            raise NotMovedError("target_unhealthy")
-        if not router.sessions.flip(move.session, move.source, move.target, now_s):
-            raise NotMovedError("session_gone")
-        held = int(len(request.prefix) * copied_share)
-        router.commit(msgspec.structs.replace(request, prefix=request.prefix[:held]), move.target, now_s)
+        refused = self._router.flip(move, request, len(ids) / len(all_ids), self._clock_s())
+        if refused is not None:
+            raise NotMovedError(refused)
         if not await self._won(move):
             raise NotMovedError("moved_elsewhere")  # another sidecar was first, and its word holds everywhere
-        self._planner.ended(move, self._clock_s(), "done")
-        log.info("session moved", source=move.source, target=move.target, tokens=move.tokens)
+        self._router.planner.ended(move, self._clock_s(), "done")
+        log.info("session moved", source=move.source, target=move.target, tokens=len(ids))
 
     async def _won(self, move: Move) -> bool:
         """Whether the binding stood when the shared store had decided; without a store in reach it does."""
@@ -154,15 +141,9 @@ class Mover:
             await asyncio.sleep(_DECIDED_EVERY_S)
         return self._router.sessions.address_of(move.session) == move.target
 
-    def _endpoint(self, address: str) -> Endpoint:
-        endpoint = self._router.pool.by_address.get(address)
-        if endpoint is None:
-            raise NotMovedError("endpoint_gone")
-        return endpoint
-
     def _end(self, move: Move, outcome: Outcome, reason: str) -> None:
         self.counts.dropped[reason] += 1
-        self._planner.ended(move, self._clock_s(), outcome)
+        self._router.planner.ended(move, self._clock_s(), outcome)
 
     def _count(self, copied: Copied) -> None:
         self.counts.tokens += copied.tokens if copied.transferred_tokens is None else copied.transferred_tokens

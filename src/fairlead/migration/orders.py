@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fairlead.core.facts import session_key
-from fairlead.core.migration import Planner, may_host, pending_tokens, way_between
+from fairlead.core.migration import may_host, pending_tokens, way_between
 from fairlead.core.pool import Endpoint
 from fairlead.core.router import Router
 
@@ -31,9 +31,9 @@ class RefusedError(Exception):
 class Orders:
     """Each method raises RefusedError. Sessions are named as in requests, by id and tenant."""
 
-    def __init__(self, router: Router, planner: Planner) -> None:
+    def __init__(self, router: Router) -> None:
         self._router = router
-        self._planner = planner
+        self._planner = router.planner
 
     def move(self, session_id: str, tenant: str, to: str, *, dry_run: bool) -> Document:
         """Move one session at its next request."""

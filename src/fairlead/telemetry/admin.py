@@ -16,8 +16,10 @@ from prometheus_client.registry import Collector
 
 from fairlead.core.cost import CostTerms
 from fairlead.core.router import Choice
+from fairlead.migration.orders import Orders
 from fairlead.telemetry import views
 from fairlead.telemetry.metrics import render
+from fairlead.telemetry.order_pages import add_order_pages
 from fairlead.telemetry.pages import add_page
 from fairlead.telemetry.recorder import KEPT_DECISIONS, DecisionRecord
 from fairlead.telemetry.tuner import add_tuner
@@ -78,6 +80,7 @@ def admin_app(sources: Sources, collector: Collector) -> web.Application:
     app.router.add_get("/debug/config", in_force)
     add_tuner(app, sources.router)
     add_page(app)
+    add_order_pages(app, Orders(sources.router))
     return app
 
 

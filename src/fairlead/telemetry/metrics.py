@@ -15,7 +15,9 @@ from fairlead.context.reuse import ContextReuse
 from fairlead.core.learning import Learner
 from fairlead.core.router import Router
 from fairlead.engines.watch import WatchCounts
+from fairlead.migration.mover import Mover
 from fairlead.telemetry import reuse, tuner
+from fairlead.telemetry.moves import move_metrics
 from fairlead.telemetry.recorder import Histogram, Recorder
 
 if TYPE_CHECKING:  # libraries that only some installations have
@@ -35,6 +37,7 @@ class FairleadCollector(Collector):
         watched: Callable[[], Mapping[str, WatchCounts]] = dict,
         kv_events: Callable[[], Mapping[str, KvEventCounts]] = dict,
         store: SharedStore | None = None,
+        mover: Mover | None = None,
         reuse: ContextReuse | None = None,
     ) -> None:
         self._router = router
@@ -44,6 +47,7 @@ class FairleadCollector(Collector):
         self._watched = watched
         self._kv_events = kv_events
         self._store = store
+        self._mover = mover
         self._reuse = reuse
 
     def collect(self) -> Iterator[Metric]:
@@ -54,6 +58,8 @@ class FairleadCollector(Collector):
         yield from self._shared()
         yield from self._learned()
         yield from tuner.metrics(self._router)
+        if self._mover is not None:
+            yield from move_metrics(self._router.planner, self._mover)
         if self._reuse is not None:
             yield from reuse.metrics(self._reuse)
         yield from self._faults()

@@ -16,6 +16,7 @@ import msgspec
 from fairlead.core.facts import RequestFacts
 from fairlead.core.learning import Observation
 from fairlead.core.lengths import BUCKETS
+from fairlead.core.migration import Move, Stay
 from fairlead.core.router import Choice, Decision
 
 if TYPE_CHECKING:  # it knows the configuration, which need not be loaded to count
@@ -64,6 +65,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, gc=False):
     why: str
     considered: int
     best: tuple[Choice, ...]
+    migration: str  # of its session: how and whereto, or why it stays on a hot host; empty: nothing spoke for a move
 
 
 class EndpointCounts:
@@ -134,6 +136,7 @@ class Recorder:
                 why=decision.why,
                 considered=decision.considered,
                 best=best,
+                migration=_told(decision.migration),
             )
         )
 
@@ -161,3 +164,9 @@ class Recorder:
         """A fault of ours while handling a message; the request went on without us."""
         self.stream_failures += 1
         self.last_stream_failure = cause
+
+
+def _told(migration: Move | Stay | None) -> str:
+    if migration is None:
+        return ""
+    return f"stays: {migration.why}" if isinstance(migration, Stay) else f"{migration.how} to {migration.target}"

@@ -1,0 +1,320 @@
+"""Hot sessions move through a real Envoy, and every fault of a move leaves users and bindings as they were."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fairlead.commands import migrate as command
+from fairlead.errors import UserError
+from fairlead.simulate.kv_exchange import KvOptions
+from fairlead.simulate.server import EngineOptions
+from tests.stack.conftest import Answer, Stack, Start
+from tests.stores.world import RedisServer
+
+MS_PER_TOKEN: Final = 0.02
+TIME_SCALE: Final = 5.0
+CONTEXT: Final = "The quick brown fox jumps over the lazy dog and runs into the woods. " * 220  # some 3,400 tokens
+LONG: Final = (
+    "Much more text than any engine of this pool has ever seen. " * 5000
+)  # some 65,000 tokens, 1.3 s of prefill
+RULES: Final = {"hot_tokens": 4000, "hot_ratio": 1.0, "least_tokens": 1000, "export_s": 2.5, "import_s": 1.0}
+
+
+def engine() -> EngineOptions:
+    return EngineOptions(model="m", time_scale=TIME_SCALE, kv=KvOptions("mooncake", abort_timeout_s=2.0))
+
+
+async def started(stack: Start, **sections: Any) -> Stack:
+    """Two engines under `ear`, whose sessions move."""
+    models = {"m": {"prefill_ms_per_token": MS_PER_TOKEN}}
+    pool = await stack(engine(), engine(), policy={"name": "ear"}, migration=RULES, models=models, **sections)
+
+    async def identified() -> bool:
+        async with pool.client.get(f"{pool.admin_url}/debug/endpoints") as response:
+            found = (await response.json())["endpoints"]
+        return all(e["version"] and e["reported"]["kv_capacity_tokens"] for e in found)
+
+    await pool.until(identified, "the engines have told their version")
+    return pool
+
+
+async def turn(pool: Stack, session: str, number: int, context: str = CONTEXT) -> Answer:
+    messages: list[dict[str, str]] = [{"role": "system", "content": f"{session} {context}"}]
+    for n in range(number + 1):
+        messages += [{"role": "user", "content": f"Question {n}?"}, {"role": "assistant", "content": f"Answer {n}."}]
+    answer = await pool.chat(model="m", messages=messages[:-1], headers={"x-session-id": session})
+    assert answer.status == 200, answer.body
+    return answer
+
+
+def home_of(answer: Answer) -> str:
+    return answer.headers["x-fairlead-endpoint"]
+
+
+def cached_share(answer: Answer) -> float:
+    usage = answer.json()["usage"]
+    return float(usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"])
+
+
+@asynccontextmanager
+async def heat(pool: Stack, home: str) -> AsyncIterator[None]:
+    """The endpoint is hot: a session that lives there has sent a prompt that takes it a while."""
+    number = 0
+    while home_of(await turn(pool, f"heater-{home}-{number}", 0, "short")) != home:
+        number += 1
+    long = asyncio.create_task(turn(pool, f"heater-{home}-{number}", 1, LONG))
+
+    async def hot() -> bool:
+        return await pool.metric("fairlead_pending_prefill_tokens", endpoint=home) > RULES["hot_tokens"]
+
+    await pool.until(hot, "the host is hot")
+    yield
+    assert home_of(await long) == home
+
+
+async def ended(pool: Stack, moves: int = 1) -> None:
+    async def none_under_way() -> bool:
+        tried = await pool.metric("fairlead_session_migrations_total", way="copy", outcome="tried")
+        return tried >= moves and await pool.metric("fairlead_session_migrations_under_way") == 0
+
+    await pool.until(none_under_way, "the copy has ended")
+
+
+async def outcome(pool: Stack, name: str) -> float:
+    return await pool.metric("fairlead_session_migrations_total", way="copy", outcome=name)
+
+
+def number_of(pool: Stack, address: str) -> int:
+    return [e.address for e in pool.engines].index(address)
+
+
+async def test_a_session_moves_off_a_hot_host_and_its_context_with_it(stack: Start) -> None:
+    pool = await started(stack)
+    home = home_of(await turn(pool, "s", 0))
+    async with heat(pool, home):
+        during = await turn(pool, "s", 1)
+        await ended(pool)
+        after = await turn(pool, "s", 2)
+    assert home_of(during) == home
+    assert home_of(after) != home
+    assert cached_share(after) > 0.95
+    assert after.headers["x-fairlead-decision"] == "affinity"
+    assert [d["migration"] for d in await pool.decisions() if d["migration"]] == [f"copy to {home_of(after)}"]
+    assert await outcome(pool, "done") == 1
+    assert await pool.metric("fairlead_session_migrated_tokens_total") > 3000
+    assert await pool.metric("fairlead_session_migration_seconds_count", stage="import") == 1
+
+
+async def test_after_a_move_a_session_stays_though_its_new_host_is_hot(stack: Start) -> None:
+    pool = await started(stack)
+    home = home_of(await turn(pool, "s", 0))
+    async with heat(pool, home):
+        await turn(pool, "s", 1)
+        await ended(pool)
+    target = home_of(await turn(pool, "s", 2))
+    await pool.at_rest()
+    async with heat(pool, target):
+        assert home_of(await turn(pool, "s", 3)) == target
+    assert (await pool.decisions())[0]["migration"] in ("stays: cooling", "")
+    assert await pool.metric("fairlead_session_migrations_refused_total", reason="cooling") == 1
+    assert home_of(await turn(pool, "s", 4)) == target
+
+
+async def test_engines_over_one_store_redirect_the_request_itself(stack: Start) -> None:
+    pool = await started(stack)
+    shared = [e | {"kv_transfer": {"connector": "shared"}} for e in pool.document["pool"]["endpoints"]]
+    pool.write(pool=pool.document["pool"] | {"endpoints": shared})
+
+    async def reloaded() -> bool:
+        return "configuration reloaded" in pool.log()
+
+    await pool.until(reloaded, "the sidecar has read that the engines share a store")
+    home = home_of(await turn(pool, "s", 0))
+    async with heat(pool, home):
+        redirected = await turn(pool, "s", 1)
+    assert home_of(redirected) != home
+    assert redirected.headers["x-fairlead-decision"] == "migration"
+    assert home_of(await turn(pool, "s", 2)) == home_of(redirected)
+
+
+FAULTS: Final = [
+    ("export", {"kind": "reset", "only": "export"}),
+    ("export", {"kind": "hang", "only": "export"}),
+    ("import", {"kind": "hang", "only": "import"}),
+    ("import", {"kind": "miscount", "only": "import"}),
+    ("discover", {"kind": "no_bootstrap"}),
+]
+
+
+@pytest.mark.parametrize(("stage", "fault"), FAULTS, ids=[f"{f['kind']}-{stage}" for stage, f in FAULTS])
+async def test_a_move_that_fails_costs_the_user_nothing(stack: Start, stage: str, fault: dict[str, str]) -> None:
+    pool = await started(stack)
+    home = home_of(await turn(pool, "s", 0))
+    source = number_of(pool, home)
+    await pool.fault(1 - source if stage == "import" else source, **fault)
+    async with heat(pool, home):
+        during = await turn(pool, "s", 1)
+        await ended(pool)
+    after = await turn(pool, "s", 2)
+    assert {home_of(during), home_of(after)} == {home}
+    assert cached_share(after) > 0.9
+    assert await outcome(pool, "done") == 0
+    assert await pool.metric("fairlead_session_migrations_failures_total", stage=stage) == 1
+    exchange = pool.engines[1 - source].exchange
+    assert exchange is not None
+    assert exchange.wrong_kv == 0
+
+
+@pytest.mark.parametrize("dies", ["host", "target"])
+async def test_an_engine_that_dies_during_a_move_loses_no_request(stack: Start, dies: str) -> None:
+    pool = await started(stack)
+    home = home_of(await turn(pool, "s", 0))
+    source = number_of(pool, home)
+    await pool.fault(1 - source, kind="slow", delay_ms=500, only="import")
+    exchange = pool.engines[source].exchange
+    assert exchange is not None
+    async with heat(pool, home):
+        await turn(pool, "s", 1)
+
+        async def exported() -> bool:
+            return exchange.pinned_blocks > 0
+
+        await pool.until(exported, "the host has exported")
+    await pool.engines[source if dies == "host" else 1 - source].stop()
+    await ended(pool)
+    after = await turn(pool, "s", 2)
+    assert await outcome(pool, "done") == 0
+    assert (home_of(after) == home) == (dies == "target")
+
+
+async def test_a_turn_during_the_move_is_answered_by_the_host(stack: Start) -> None:
+    pool = await started(stack)
+    home = home_of(await turn(pool, "s", 0))
+    await pool.fault(1 - number_of(pool, home), kind="slow", delay_ms=500, only="import")
+    async with heat(pool, home):
+        await turn(pool, "s", 1)
+        assert home_of(await turn(pool, "s", 2)) == home
+    await ended(pool)
+    after = await turn(pool, "s", 3)
+    assert home_of(after) != home
+    assert cached_share(after) > 0.9
+
+
+async def test_a_client_cannot_move_kv_itself(stack: Start) -> None:
+    pool = await started(stack)
+    answer = await pool.chat(
+        model="m", kv_transfer_params={"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": "x"}
+    )
+    assert answer.status == 200
+    assert [e.exchange.pinned_blocks for e in pool.engines if e.exchange is not None] == [0, 0]
+
+
+async def migrate(pool: Stack, *words: str) -> tuple[int, str]:
+    """The command's exit status and all that it says, as `fairlead` itself would end."""
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    command.register(app)
+    asked = ["migrate", *words, "--admin", pool.document["listen"]["admin"]]
+    done = await asyncio.to_thread(CliRunner().invoke, app, asked)
+    if isinstance(done.exception, UserError):
+        return 2, f"{done.output}{done.exception}"
+    return done.exit_code, done.output
+
+
+async def test_an_operator_moves_one_session(stack: Start) -> None:
+    pool = await started(stack)
+    home = home_of(await turn(pool, "s", 0))
+    other = pool.engines[1 - number_of(pool, home)].address
+    code, told = await migrate(pool, "s", "--to", other, "--dry-run")
+    assert (code, "its KV is copied" in told) == (0, True)
+    moving = asyncio.create_task(migrate(pool, "s", "--to", other))
+
+    async def ordered() -> bool:
+        return await pool.metric("fairlead_session_migrations_ordered") == 1
+
+    await pool.until(ordered, "the order is there")
+    await turn(pool, "s", 1)
+    code, told = await moving
+    assert (code, f"it lives at {other}" in told) == (0, True), told
+    after = await turn(pool, "s", 2)
+    assert (home_of(after), cached_share(after) > 0.95) == (other, True)
+
+
+async def test_a_session_that_sends_nothing_is_not_moved_and_the_order_is_taken_back(stack: Start) -> None:
+    pool = await started(stack)
+    home = home_of(await turn(pool, "s", 0))
+    other = pool.engines[1 - number_of(pool, home)].address
+    code, told = await migrate(pool, "s", "--to", other, "--wait-s", "0.1")
+    assert (code, "no request within 0.1 s" in told) == (1, True), told
+    assert home_of(await turn(pool, "s", 1)) == home
+
+
+async def test_an_operator_drains_an_endpoint_until_it_can_be_stopped(stack: Start) -> None:
+    pool = await started(stack)
+    homes = {session: home_of(await turn(pool, session, 0)) for session in "stuv"}
+    drained = homes["s"]
+    staying = [session for session, home in homes.items() if home == drained]
+    draining = asyncio.create_task(migrate(pool, "--drain", drained, "--wait-s", "2"))
+
+    async def begun() -> bool:
+        async with pool.client.get(f"{pool.admin_url}/debug/endpoints") as response:
+            return any(e["draining"] for e in (await response.json())["endpoints"])
+
+    await pool.until(begun, "the endpoint drains")
+    assert home_of(await turn(pool, "new", 0)) != drained
+    await turn(pool, "s", 1)
+    await ended(pool)
+    code, told = await draining
+    assert (code, f"{drained} is drained and can be stopped" in told) == (0, True), told
+    assert (f"{len(staying) - 1} sessions sent no request" in told) == (len(staying) > 1), told
+    await pool.engines[number_of(pool, drained)].stop()
+    after = await turn(pool, "s", 2)
+    assert (home_of(after) != drained, cached_share(after) > 0.95) == (True, True)
+
+
+async def test_what_migrate_is_told_wrong_it_says_in_a_sentence(stack: Start) -> None:
+    pool = await started(stack)
+    for words, sentence in (
+        (("s",), "write SESSION --to HOST:PORT"),
+        (("nobody", "--to", pool.engines[0].address), "knows no such session"),
+        (("--drain", "127.0.0.1:1"), "is no endpoint of the pool"),
+        (("--drain", "here"), "has no port"),
+    ):
+        code, told = await migrate(pool, *words)
+        assert (code, sentence in told, "Traceback" in told) == (2, True, False), told
+
+
+async def test_a_web_page_cannot_give_orders(stack: Start) -> None:
+    pool = await started(stack)
+    order = f'{{"endpoint":"{pool.engines[0].address}"}}'
+    for headers in ({"content-type": "text/plain"}, {"content-type": "application/json", "origin": "http://evil"}):
+        async with pool.client.post(f"{pool.admin_url}/migrate/drain", data=order, headers=headers) as response:
+            assert response.status == 403
+
+
+@pytest.fixture
+def redis(tmp_path: Any) -> Any:
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+async def test_a_move_holds_though_redis_goes_in_its_middle(stack: Start, redis: RedisServer) -> None:
+    pool = await started(stack, sessions={"store": redis.url})
+    home = home_of(await turn(pool, "s", 0))
+    await pool.fault(1 - number_of(pool, home), kind="slow", delay_ms=500, only="import")
+    async with heat(pool, home):
+        await turn(pool, "s", 1)
+        redis.kill()
+    await ended(pool)
+    after = await turn(pool, "s", 2)
+    assert home_of(after) != home
+    assert cached_share(after) > 0.95
