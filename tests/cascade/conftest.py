@@ -23,14 +23,15 @@ async def endpoint() -> AsyncIterator[Endpoint]:
                 said = await reply(body)
                 if isinstance(said, web.Response):
                     return said
-                usage = {"prompt_tokens": 7, "completion_tokens": len(said.split()), "total_tokens": 7}
+                words = len(said.split())
+                usage = {"prompt_tokens": 7, "completion_tokens": words, "total_tokens": 7 + words}
                 message = {"role": "assistant", "content": said}
                 choice = {"index": 0, "message": message, "finish_reason": "stop"}
                 return web.json_response({"object": "chat.completion", "choices": [choice], "usage": usage})
 
             app = web.Application()
             app.router.add_post("/v1/chat/completions", handle)
-            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
             await runner.setup()
             cleanup.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -64,9 +64,9 @@ class EndpointJudge:
         }
         try:
             async with self._session.post(self._url, data=msgspec.json.encode(body), headers=_JSON) as response:
-                reply = await response.content.read(_MOST_REPLY_BYTES)
-                if response.status != 200:
-                    raise JudgeError(f"the judge answered {response.status}")
+                reply = await read_at_most(response, _MOST_REPLY_BYTES)
+                if response.status != 200 or reply is None:
+                    raise JudgeError(f"the judge answered {response.status}" + (" at length" if reply is None else ""))
         except (aiohttp.ClientError, OSError) as error:
             raise JudgeError(f"the judge cannot be reached ({type(error).__name__})") from None
         return parse_score(answer_text(reply))
@@ -139,6 +139,18 @@ def answer_text(body: bytes) -> str:
         return _content(message.get("content"))
     except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
         raise JudgeError("the reply is no chat completion") from None
+
+
+async def read_at_most(response: aiohttp.ClientResponse, most_bytes: int) -> bytes | None:
+    """The whole body; None if it is longer. Raises aiohttp.ClientError when the connection breaks."""
+    parts: list[bytes] = []
+    left = most_bytes
+    async for part in response.content.iter_any():
+        left -= len(part)
+        if left < 0:
+            return None
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _content(content: Any) -> str:

@@ -1,0 +1,37 @@
+"""Where a request enters a cascade."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fairlead.cascade.serving.route import CascadeRoute, enter, first_stage
+
+ROUTE = CascadeRoute(name="answer", models=("small", "medium", "large"), thresholds=(70.0, 60.0))
+CHAT = "/v1/chat/completions"
+
+
+def surely(_: str) -> float:
+    return 1.0
+
+
+def test_a_request_starts_where_its_model_is_likely_enough_to_be_right() -> None:
+    chance = {"small": 0.1, "medium": 0.6, "large": 0.2}
+    picky = msgspec.structs.replace(ROUTE, skip_below=0.5)
+    assert first_stage(picky, chance.__getitem__) == 1
+    assert first_stage(picky, lambda _: 0.1) == 2, "the last model may always answer"
+    assert first_stage(ROUTE, lambda _: 0.01) == 0, "without a limit everything starts with the first"
+
+
+def test_streams_are_buffered_or_left_alone_as_the_route_says() -> None:
+    body = b'{"model":"answer","stream":true,"stream_options":{"include_usage":true}}'
+    entry = enter(ROUTE, CHAT, body, surely)
+    assert entry is not None
+    assert (entry.streams, entry.with_usage, entry.model) == (True, True, "small")
+    assert enter(msgspec.structs.replace(ROUTE, buffer_streams=False), CHAT, body, surely) is None
+    plain = enter(ROUTE, CHAT, b'{"model":"answer","stream":1}', surely)
+    assert plain is not None
+    assert not plain.streams
+
+
+def test_an_api_whose_answers_cannot_be_judged_is_left_alone() -> None:
+    assert enter(ROUTE, "/v1/embeddings", b'{"model":"answer","input":"x"}', surely) is None
