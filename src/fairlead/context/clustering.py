@@ -8,7 +8,7 @@ frequent blocks come into the same piece. For batches that are known beforehand;
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -41,10 +41,12 @@ def cluster(contexts: Sequence[Sequence[Hashable]]) -> list[Placed]:
     leaves: dict[frozenset[int], _Ids] = {}
     for one in ids:
         leaves.setdefault(frozenset(one), tuple(dict.fromkeys(one)))
+    uses = Counter(block for leaf in leaves for block in leaf)
+    rank = {block: place for place, block in enumerate(sorted(uses, key=lambda block: (-uses[block], block)))}
     placed: dict[frozenset[int], tuple[_Ids, _Ids]] = {}
     first_child = 0
-    for piece in _pieces(list(leaves.values())):
-        tree = _Tree(piece)
+    for piece in _pieces(list(leaves.values()), rank):
+        tree = _Tree(piece, rank)
         placed.update(zip(map(frozenset, piece), tree.place(first_child), strict=True))
         first_child += tree.children_of_root
     return [Placed(_positions(one, order), path) for one in ids for order, path in (placed[frozenset(one)],)]
@@ -92,32 +94,33 @@ def distances(contexts: Sequence[_Ids]) -> npt.NDArray[np.float64]:
     return result
 
 
-def _pieces(contexts: list[_Ids]) -> Iterator[list[_Ids]]:
+def _pieces(contexts: list[_Ids], rank: Mapping[int, int]) -> Iterator[list[_Ids]]:
     if len(contexts) <= EXACT:
         yield contexts
         return
-    uses = Counter(block for context in contexts for block in context)
-    rank = {block: place for place, (block, _) in enumerate(uses.most_common())}
     alike = sorted(contexts, key=lambda context: sorted([rank[block] for block in context]))
     for start in range(0, len(alike), _PIECE):
         yield alike[start : start + _PIECE]
 
 
 class _Tree:
-    """Clusters of one piece. Nodes are numbered as scipy does: the leaves, then the merges in their order."""
+    """Clusters of one piece. Nodes are numbered as scipy does: the leaves, then the merges in their order.
 
-    def __init__(self, contexts: Sequence[_Ids]) -> None:
+    What a node adds to its parent's blocks stands in the order of `rank`, so that clusters that share some of it, but
+    have no common node, may begin alike too. A leaf's own blocks stay as they were received.
+    """
+
+    def __init__(self, contexts: Sequence[_Ids], rank: Mapping[int, int]) -> None:
         self._contexts = contexts
+        self._rank = rank
         count = len(contexts)
         self._blocks = [frozenset(context) for context in contexts]
         self._merged: list[tuple[int, int]] = []
-        self._sample = list(range(count))  # a leaf of each node, whose order the node's own blocks take
         if count > 1:
             for one, other, *_ in linkage(distances(contexts), "average"):
                 left, right = sorted((int(one), int(other)))
                 self._blocks.append(self._blocks[left] & self._blocks[right])
                 self._merged.append((left, right))
-                self._sample.append(self._sample[left])
         self._top = self._children(frozenset(), [len(self._blocks) - 1]) if count else []
         self.children_of_root = len(self._top)
 
@@ -130,10 +133,10 @@ class _Tree:
         while waiting:
             node, prefix, path = waiting.pop()
             own = self._blocks[node].difference(prefix)
-            order = (*prefix, *[block for block in self._contexts[self._sample[node]] if block in own])
             if node < len(self._contexts):
-                placed[node] = order, path
+                placed[node] = (*prefix, *[block for block in self._contexts[node] if block in own]), path
                 continue
+            order = (*prefix, *sorted(own, key=self._rank.__getitem__))
             children = self._children(self._blocks[node], list(self._merged[node - len(self._contexts)]))
             waiting += [(inner, order, (*path, child)) for child, inner in enumerate(children)]
         return placed

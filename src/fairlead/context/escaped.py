@@ -39,16 +39,18 @@ class Escaped:
         except (msgspec.DecodeError, UnicodeError):
             return None
 
-    def written(self, pieces: Iterable[Piece]) -> bytes:
-        """The JSON string of a changed text. New text is escaped; slices are as they were."""
-        parts = [b'"']
+    def written(self, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+        """The pieces of the literal of a changed text: `applied` to the literal they give the new one.
+
+        New text is escaped; slices are as they were.
+        """
+        written: list[Piece] = [(0, 1)]
         for piece in pieces:
             if isinstance(piece, bytes):
-                parts.append(msgspec.json.encode(piece.decode())[1:-1])
+                written.append(msgspec.json.encode(piece.decode())[1:-1])
             else:
-                parts.append(self._raw[self._place(piece[0]) : self._place(piece[1])])
-        parts.append(b'"')
-        return b"".join(parts)
+                written.append((self._place(piece[0]), self._place(piece[1])))
+        return (*written, (len(self._raw) - 1, len(self._raw)))
 
     def _place(self, offset: int) -> int:
         """Where the text's byte `offset` begins in the literal."""

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from fairlead.context.dedup import Seen
 from fairlead.context.draft import Draft, Settings, arranged, draft
-from fairlead.context.escaped import Escaped, Piece
+from fairlead.context.escaped import Escaped, Piece, applied
 from fairlead.context.index import ContextIndex
 from fairlead.context.order import Order, aligned
 from fairlead.context.texts import Text
@@ -30,7 +30,7 @@ _DETAIL_BYTES: Final = 100  # of each piece, body and part
 class Kept(msgspec.Struct, frozen=True, gc=False):
     """What became of one text of a conversation."""
 
-    pieces: tuple[Piece, ...] | None = None  # None: it stayed as it was
+    pieces: tuple[Piece, ...] | None = None  # of its JSON string; None: it stayed as it was
     bodies: tuple[tuple[bytes, bytes], ...] = ()
     parts: tuple[tuple[bytes, int], ...] = ()
 
@@ -91,6 +91,14 @@ class _Variant:
         other.known_bytes, other.dropped_bytes = self.known_bytes, self.dropped_bytes
         return other
 
+    def take(self, text: Text, key: int, kept: Kept) -> None:
+        """The next text, and what becomes of it."""
+        written = text.raw
+        if kept.pieces is not None and text.place is not None:
+            written = self.edits[text.place] = applied(text.raw, kept.pieces)
+        self.read = xxh3_64_intdigest(written, self.read)
+        self.kept.append((key, kept))
+
     def form(self, body: bytes) -> Form | None:
         """None if the body cannot be changed where it must be."""
         changed = replace_at(body, self.edits) if self.edits else None
@@ -131,9 +139,8 @@ class Work:
         self._seen.bodies.update(kept.bodies)
         for digest, place in kept.parts:
             self._seen.parts.setdefault(digest, place)
-        written = None if kept.pieces is None else Escaped(text.raw).written(kept.pieces)
         for variant in self._variants:
-            self._take(variant, text, key, kept, written)
+            variant.take(text, key, kept)
 
     def make(self, text: Text, too_late: Callable[[], bool]) -> bool:
         """A text that is new here. False, with nothing done, where the time is over before it is ready."""
@@ -174,8 +181,8 @@ class Work:
             other.sent += choice.sent
             other.known_bytes += choice.known_bytes
             other.dropped_bytes += made.dropped_bytes
-            kept = Kept(pieces, made.bodies, made.parts)
-            self._take(other, text, key, kept, None if pieces is None else escaped.written(pieces))
+            written = None if pieces is None else escaped.written(pieces)
+            other.take(text, key, Kept(written, made.bodies, made.parts))
             result.append(other)
             if len(result) > choice.others or len(result) == MOST_FORMS:
                 break
@@ -183,12 +190,6 @@ class Work:
                 self.best = 1
             choice = _Choice(self._index, made, self._settings.order, len(result))
         return result
-
-    def _take(self, variant: _Variant, text: Text, key: int, kept: Kept, written: bytes | None) -> None:
-        variant.read = xxh3_64_intdigest(text.raw if written is None else written, variant.read)
-        variant.kept.append((key, kept))
-        if written is not None and text.place is not None:
-            variant.edits[text.place] = written
 
 
 class _Choice:

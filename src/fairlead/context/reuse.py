@@ -24,6 +24,7 @@ from fairlead.context.texts import read_texts
 LIMIT_S: Final = 0.005
 DEFAULT_MEMORY_BYTES: Final = 64 * 1024 * 1024
 
+_SHARDS: Final = 16  # growing a table copies it: many small ones, so that no request waits for a large one
 _LEAST_TEXT_BYTES: Final = 64  # a shorter text has no blocks worth looking for
 _MOST_TEXT_BYTES: Final = 1024 * 1024  # a longer one would take too long, at every turn
 
@@ -71,11 +72,17 @@ class ContextReuse:
     ) -> None:
         self.index = index if index is not None else ContextIndex()
         self.counts = Counts()
-        self.used_bytes = 0
         self._clock_s = clock_s
         self._limit_s = limit_s
-        self._memory_bytes = memory_bytes
-        self._memory: OrderedDict[int, Kept] = OrderedDict()  # by the hash of a conversation up to and with a text
+        self._shard_bytes = memory_bytes // _SHARDS
+        # By the hash of a conversation up to and with a text.
+        self._memory: tuple[OrderedDict[int, Kept], ...] = tuple(OrderedDict() for _ in range(_SHARDS))
+        self._used_bytes = [0] * _SHARDS
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the memory of conversations, about."""
+        return sum(self._used_bytes)
 
     def plan(self, body: bytes, settings: Settings, *, tenant: bytes = b"", session: bytes = b"") -> Plan | None:
         """How `body` may be sent; None if it has no text that could be changed, or is no JSON that an engine takes.
@@ -130,15 +137,18 @@ class ContextReuse:
         return body if changed is None else changed
 
     def _remembered(self, key: int) -> Kept | None:
-        kept = self._memory.get(key)
+        shard = self._memory[key % _SHARDS]
+        kept = shard.get(key)
         if kept is not None:
-            self._memory.move_to_end(key)
+            shard.move_to_end(key)
         return kept
 
     def _remember(self, key: int, kept: Kept) -> None:
-        if key in self._memory:
+        number = key % _SHARDS
+        shard = self._memory[number]
+        if key in shard:
             return
-        self._memory[key] = kept
-        self.used_bytes += kept.size_bytes()
-        while self.used_bytes > self._memory_bytes:
-            self.used_bytes -= self._memory.popitem(last=False)[1].size_bytes()
+        shard[key] = kept
+        self._used_bytes[number] += kept.size_bytes()
+        while self._used_bytes[number] > self._shard_bytes:
+            self._used_bytes[number] -= shard.popitem(last=False)[1].size_bytes()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import inf
 from random import Random
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
+from fairlead.bench.numbers import quantile
 from fairlead.bench.reuse.lists import BYTES_PER_TOKEN, Lists
 from fairlead.context.blocks import DEFAULT_FORMATS
 from fairlead.context.draft import Settings
-from fairlead.context.reuse import ContextReuse
-from fairlead.core.prefix import chain
+from fairlead.context.reuse import LIMIT_S, ContextReuse
+from fairlead.core.prefix import BLOCK_BYTES, chain
 from fairlead.core.prompt import Malformed, parse
 
 WAYS: Final = {
@@ -27,68 +29,76 @@ _ANSWER_WORDS: Final = 60
 _SYSTEM: Final = "Answer from the documents. Say so if they do not tell. " * 8
 
 
+Layout = Literal["with each question", "of this turn, first"]
+
+
 class Prefilled(msgspec.Struct, frozen=True):
     """Of one way to send the conversations. Tokens are estimated; times are of `ContextReuse.rewrite`, by request."""
 
     lists: str
+    layout: Layout  # where the documents stand
     way: str
     prompt_tokens: int
     computed_tokens: int
     p50_ms: float
     p99_ms: float
-    late: int
+    cpu_p99_ms: float
+    over_limit: int  # requests that took longer than the request path allows
 
 
-def prefilled(name: str, lists: Lists, seed: int) -> list[Prefilled]:
+def prefilled(name: str, lists: Lists, layout: Layout, seed: int) -> list[Prefilled]:
     """All ways on the same conversations, from an empty cache without limit, in blocks of 512 bytes."""
-    bodies = list(_bodies(lists, seed))
+    bodies = _bodies(lists, layout, seed)
     found = []
     for way, settings in WAYS.items():
-        reuse = ContextReuse(clock_s=time.perf_counter)
+        reuse = ContextReuse(clock_s=time.perf_counter, limit_s=inf)  # on a busy machine, the limit would be noise
         held: set[int] = set()
         prompt_bytes = hit_bytes = 0
-        times_ms = []
+        wall_ms, cpu_ms = [0.0], [0.0]
         for session, body in bodies:
             if settings is not None:
-                started_s = time.perf_counter()
+                started_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
                 body = reuse.rewrite(body, settings, session=session)
-                times_ms.append(1e3 * (time.perf_counter() - started_s))
+                cpu_ms.append((time.thread_time_ns() - cpu_ns) / 1e6)
+                wall_ms.append((time.perf_counter_ns() - started_ns) / 1e6)
             prompt = parse(body, _PATH)
             assert not isinstance(prompt, Malformed)
             blocks = chain(prompt.text)
             hits = next((number for number, block in enumerate(blocks) if block not in held), len(blocks))
             held.update(blocks)
             prompt_bytes += len(prompt.text)
-            hit_bytes += hits * 512
-        times_ms.sort()
+            hit_bytes += hits * BLOCK_BYTES
         found.append(
             Prefilled(
-                name,
-                way,
-                prompt_bytes // BYTES_PER_TOKEN,
-                (prompt_bytes - hit_bytes) // BYTES_PER_TOKEN,
-                times_ms[len(times_ms) // 2] if times_ms else 0.0,
-                times_ms[int(0.99 * len(times_ms))] if times_ms else 0.0,
-                reuse.counts.late,
+                lists=name,
+                layout=layout,
+                way=way,
+                prompt_tokens=prompt_bytes // BYTES_PER_TOKEN,
+                computed_tokens=(prompt_bytes - hit_bytes) // BYTES_PER_TOKEN,
+                p50_ms=quantile(sorted(wall_ms), 0.5),
+                p99_ms=quantile(sorted(wall_ms), 0.99),
+                cpu_p99_ms=quantile(sorted(cpu_ms), 0.99),
+                over_limit=sum(ms > 1e3 * LIMIT_S for ms in wall_ms),
             )
         )
     return found
 
 
-def _bodies(lists: Lists, seed: int) -> list[tuple[bytes, bytes]]:
+def _bodies(lists: Lists, layout: Layout, seed: int) -> list[tuple[bytes, bytes]]:
     """Session and request of each turn. Texts are made up, in the lengths of the real ones."""
     words = _Words(seed)
     document = _remembered(lambda number: words.text(lists.tokens[number] * BYTES_PER_TOKEN))
-    history: dict[int, list[dict[str, str]]] = {}
+    histories: dict[int, list[dict[str, str]]] = {}
     bodies = []
     for turn in lists.turns:
-        messages = history.setdefault(turn.conversation, [{"role": "system", "content": _SYSTEM}])
+        history = histories.setdefault(turn.conversation, [])
         documents = "\n".join(f'<document id="{number}">\n{document(number)}\n</document>' for number in turn.documents)
-        question = words.text(60)
-        content = f"<documents>\n{documents}\n</documents>\n\nQuestion: {question}"
-        messages.append({"role": "user", "content": content})
-        bodies.append((b"%d" % turn.conversation, msgspec.json.encode({"model": "m", "messages": messages})))
-        messages.append({"role": "assistant", "content": words.text(_ANSWER_WORDS * 6)})
+        context, question = f"<documents>\n{documents}\n</documents>\n\n", f"Question: {words.text(60)}"
+        first = layout == "of this turn, first"
+        history.append({"role": "user", "content": question if first else context + question})
+        system = {"role": "system", "content": _SYSTEM + context if first else _SYSTEM}
+        bodies.append((b"%d" % turn.conversation, msgspec.json.encode({"model": "m", "messages": [system, *history]})))
+        history.append({"role": "assistant", "content": words.text(_ANSWER_WORDS * 6)})
     return bodies
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from fairlead.bench.machine import this_machine
 from fairlead.bench.numbers import quantile
-from fairlead.bench.reuse.conversations import prefilled
+from fairlead.bench.reuse.conversations import Layout, prefilled
 from fairlead.bench.reuse.lists import SYNTHETIC, read_lists, synthetic, top_fifth
 from fairlead.bench.reuse.report import Report
 from fairlead.bench.reuse.rival import Rival
@@ -33,7 +33,8 @@ def run(
         shares += all_shares(name, lists, rival)
     for name, lists in list(real.items())[: 1 if quick else None]:
         say(f"tokens to compute: {name}")
-        whole += prefilled(name, lists, seed)
+        for layout in get_args(Layout):
+            whole += prefilled(name, lists, layout, seed)
     say("time of a request")
     timed = steps(seed)
     built = []
