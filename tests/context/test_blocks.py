@@ -95,6 +95,7 @@ def test_where_items_have_several_lines_the_last_one_is_left_in_its_place() -> N
         "As shown in [1] and [2], it holds.",
         "[2] says so, and [1] too.\nYes.",
         "[1] one\n[3] three",
+        "[0] none\n[1] one",
         "[1] only one",
         "[1] one\n[2] two\n\nWhat does [2] mean?",
         "As [1] has it:\n[1] one\n[2] two",

@@ -186,6 +186,13 @@ def test_a_document_twice_in_one_list_is_kept_once_before_its_reference() -> Non
     assert text.index(body_of(1)) < text.index("Please refer to [Doc_1] above")
 
 
+def test_a_document_of_another_list_in_the_same_message_is_referred_to_as_above() -> None:
+    message = {"role": "user", "content": f"<doc>{body_of(1)}</doc>\nAnd also:\n<doc>{body_of(1)}</doc>\nWhy?"}
+    (text,) = texts(new_reuse().rewrite(chat(message), ALL))
+    reference = 'Please refer to [Doc: "1-0 1-1 1-2 1-3 1-4 1-5 1-6 1-7 1-8 1-9 1-10 1-11 1-12 1-13"] above'
+    assert text == f"<doc>{body_of(1)}</doc>\nAnd also:\n<doc>{reference}</doc>\nWhy?"
+
+
 def test_where_documents_move_references_come_last() -> None:
     reuse = new_reuse()
     reuse.rewrite(chat(ask([2, 1])), ALL)

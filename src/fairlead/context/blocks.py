@@ -118,7 +118,7 @@ def _numbered(text: bytes) -> list[Group]:
         return []
     labels = list(_LABEL.finditer(text))
     numbers = [int(label.group(1)) for label in labels]
-    if len(labels) < 2 or numbers[0] > 1 or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+    if len(labels) < 2 or numbers != list(range(1, 1 + len(numbers))):
         return []
     starts = [label.end() for label in labels]
     ends = [label.start() for label in labels[1:]]

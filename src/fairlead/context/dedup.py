@@ -38,10 +38,12 @@ class Seen:
         self.parts: dict[bytes, int] = {}
 
 
-def repeated_blocks(text: bytes, group: Group, seen: Seen) -> dict[int, bytes]:
-    """By the place of a block that was read before, what stands for its body. New bodies are put into `seen`."""
+def repeated_blocks(text: bytes, group: Group, seen: Seen, here: dict[bytes, bytes]) -> dict[int, bytes]:
+    """By the place of a block that was read before, what stands for its body.
+
+    Bodies that are read for the first time are put into `seen`, and into `here`, which has those of this text.
+    """
     references: dict[int, bytes] = {}
-    here: set[bytes] = set()
     for place, block in enumerate(group.blocks):
         body = text[block.body_start : block.body_end]
         if len(body) < LEAST_BYTES:
@@ -49,8 +51,7 @@ def repeated_blocks(text: bytes, group: Group, seen: Seen) -> dict[int, bytes]:
         digest = xxh3_128_digest(body)
         name = seen.bodies.get(digest)
         if name is None:
-            seen.bodies[digest] = block.name
-            here.add(digest)
+            seen.bodies[digest] = here[digest] = block.name
         else:
             references[place] = location_annotation(text, group, block, name, here=digest in here)
     return references

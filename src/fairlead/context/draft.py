@@ -50,13 +50,13 @@ def draft(text: bytes, role: str, settings: Settings, seen: Seen, text_place: in
     groups = find_groups(text, settings.formats)
     if len(groups) > MOST_GROUPS:
         return Draft(text)
-    known = len(seen.bodies)
+    bodies: dict[bytes, bytes] = {}
     own_parts: dict[bytes, int] = {}
     rendered: list[tuple[tuple[Piece, ...], ...]] = []
     references: list[tuple[int, ...]] = []
     whole: tuple[Piece, ...] = ()
     for group in groups:
-        replaced = repeated_blocks(text, group, seen) if settings.dedup else {}
+        replaced = repeated_blocks(text, group, seen, bodies) if settings.dedup else {}
         references.append(tuple(replaced))
         blocks: list[tuple[Piece, ...]] = []
         for place, block in enumerate(group.blocks):
@@ -76,7 +76,6 @@ def draft(text: bytes, role: str, settings: Settings, seen: Seen, text_place: in
         dropped_bytes += sum(_missing(p, b.start, b.end) for p, b in zip(written, group.blocks, strict=True))
     for digest, place in own_parts.items():
         seen.parts.setdefault(digest, place)
-    bodies = tuple(seen.bodies.items())[known:]
     ids = tuple([tuple([xxh3_64_intdigest(applied(text, block)) for block in blocks]) for blocks in rendered])
     return Draft(
         text=text,
@@ -84,7 +83,7 @@ def draft(text: bytes, role: str, settings: Settings, seen: Seen, text_place: in
         rendered=tuple(rendered),
         ids=ids,
         references=tuple(references),
-        bodies=bodies,
+        bodies=tuple(bodies.items()),
         parts=tuple(own_parts.items()),
         whole=whole,
         dropped_bytes=dropped_bytes,
