@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -88,10 +89,10 @@ def _returns(value: object, _: Mapping[str, Any], __: str) -> object:
 
 
 def test_a_function_that_is_not_there_is_told() -> None:
-    assert load_function("operator:eq")({}, "") is False
+    assert load_function("operator:eq", Path())({}, "") is False
     for name in ("math:nothing", "no_such_module:f", "math", "math:pi"):
         with pytest.raises(UserError, match="the judge"):
-            load_function(name)
+            load_function(name, Path())
 
 
 def test_the_text_of_an_answer_is_found_in_every_form() -> None:

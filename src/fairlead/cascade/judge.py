@@ -12,7 +12,9 @@ import importlib
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import aiohttp
@@ -94,13 +96,16 @@ class FunctionJudge:
         return float(value)
 
 
-def load_function(name: str) -> Callable[[Mapping[str, Any], str], Any]:
-    """`module:function`. Raises UserError if there is no such thing."""
+def load_function(name: str, folder: Path) -> Callable[[Mapping[str, Any], str], Any]:
+    """`module:function`, the module installed or in `folder`. Raises UserError if there is no such thing."""
     module, _, attribute = name.partition(":")
+    sys.path.insert(0, str(folder.absolute()))
     try:
         function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise UserError(f'the judge "{name}" cannot be loaded ({error}); write module:function') from None
+    finally:
+        sys.path.remove(str(folder.absolute()))
     if not callable(function):
         raise UserError(f'the judge "{name}" is not a function')
     return function  # type: ignore[no-any-return]

@@ -202,13 +202,10 @@ async def _profile(requests: list[Request], asking: Asking, judge: str, judge_mo
 
 
 def _judge(name: str, model: str, session: aiohttp.ClientSession) -> Judge:
-    import sys
-
     from fairlead.cascade.judge import EndpointJudge, FunctionJudge, load_function
 
     if "://" not in name:
-        sys.path.insert(0, str(Path.cwd()))  # a function of the user's, beside the request file
-        return FunctionJudge(load_function(name))
+        return FunctionJudge(load_function(name, Path.cwd()))
     if not model:
         raise UserError("--judge-model: say which model judges at that endpoint")
     return EndpointJudge(session, name, model)

@@ -13,6 +13,10 @@ ATTEMPTED_MODELS: Final = b"x-fairlead-attempted-models"
 MODEL: Final = b"x-fairlead-model"
 ENDPOINT: Final = b"x-fairlead-endpoint"
 DECISION: Final = b"x-fairlead-decision"
+CASCADE_STAGE: Final = b"x-fairlead-cascade-stage"
+CASCADE_SCORES: Final = b"x-fairlead-cascade-scores"
+CASCADE_ADDED_MS: Final = b"x-fairlead-cascade-added-ms"
+INNER: Final = b"x-fairlead-inner"  # with our secret: a cascade's own request to a larger model
 CONTEXT_REUSE: Final = b"x-fairlead-context-reuse"
 
 _SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
@@ -21,7 +25,7 @@ _SERVED_NAMESPACE: Final = "envoy.lb"
 _SERVED_KEY: Final = "x-gateway-destination-endpoint-served"
 
 # What a client may not say: the answers are ours, and an ORIGINAL_DST cluster would follow the last one anywhere.
-_FORBIDDEN: Final = (MODEL, ENDPOINT, DECISION, _SUBSET_KEY.encode(), b"x-envoy-original-dst-host")
+_FORBIDDEN: Final = (MODEL, ENDPOINT, DECISION, INNER, _SUBSET_KEY.encode(), b"x-envoy-original-dst-host")
 
 Headers = dict[bytes, bytes]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from functools import lru_cache
 from typing import Final
 
 from fairlead.extproc import headers as h
 from fairlead.extproc.pb.ext_proc_pb2 import (
+    BUFFERED,
     NONE,
     STREAMED,
     BodyMutation,
@@ -128,6 +130,29 @@ def _response_headers(
     return reply.SerializeToString()
 
 
+def held_response_headers(model: str, endpoint: str, why: str, request_id: bytes, reuse: bytes) -> bytes:
+    """As `response_headers`, and Envoy shows the whole body in one message before the client gets any of it."""
+    reply = ProcessingResponse.FromString(_response_headers(model, endpoint, why, request_id, False, reuse))
+    reply.mode_override.CopyFrom(_HOLD_RESPONSE_BODY)
+    return reply.SerializeToString()
+
+
+def wait(timeout_s: float) -> bytes:
+    """The answer to the present message will take up to `timeout_s`."""
+    reply = ProcessingResponse()
+    reply.override_message_timeout.FromTimedelta(timedelta(seconds=timeout_s))
+    return reply.SerializeToString()
+
+
+def settled_body(headers: Iterable[Header], body: bytes | None) -> bytes:
+    """Answer to a held response body: `body` instead of it, unless None, and these headers of the response."""
+    length = [] if body is None else [(b"content-length", str(len(body)).encode())]
+    common = CommonResponse(header_mutation=_mutation((*headers, *length)))
+    if body is not None:
+        common.body_mutation.body = body
+    return ProcessingResponse(response_body=BodyResponse(response=common)).SerializeToString()
+
+
 def streamed_request_body(body: bytes, *, end_of_stream: bool) -> Iterator[bytes]:
     """The body in chunks that Envoy takes; the end of stream, if it is to be told, on the last only."""
     for mutation in _chunks(body, end_of_stream):
@@ -170,6 +195,13 @@ _SHOW_RESPONSE_BODY = ProcessingMode(
     request_header_mode="SEND",
     response_header_mode="SEND",
     response_body_mode=STREAMED,  # BUFFERED would fail a body beyond Envoy's buffer
+    request_trailer_mode="SKIP",
+    response_trailer_mode="SEND",
+)
+_HOLD_RESPONSE_BODY = ProcessingMode(
+    request_header_mode="SEND",
+    response_header_mode="SEND",
+    response_body_mode=BUFFERED,
     request_trailer_mode="SKIP",
     response_trailer_mode="SEND",
 )

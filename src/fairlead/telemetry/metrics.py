@@ -74,19 +74,19 @@ class FairleadCollector(Collector):
         for (route, model, endpoint, code), count in recorder.requests.items():
             requests.add_metric((route, model, endpoint, str(code)), count)
         yield requests
-        yield _histogram(
+        yield histogram(
             "fairlead_decision_seconds",
             "Time from the whole body to the decision, parsing included",
             (),
             [((), recorder.decision_seconds)],
         )
-        yield _histogram(
+        yield histogram(
             "fairlead_cost_milliseconds",
             "Cost of the chosen endpoint: each term in ms, and the total after dividing by the chance of being right",
             ("term",),
             [((term,), histogram) for term, histogram in recorder.cost_ms.items()],
         )
-        yield _histogram(
+        yield histogram(
             "fairlead_request_duration_seconds",
             "From request headers to the end of the response",
             ("model",),
@@ -188,7 +188,7 @@ class FairleadCollector(Collector):
 
     def _learned(self) -> Iterator[Metric]:
         learner = self._learner
-        yield _histogram(
+        yield histogram(
             "fairlead_time_to_first_token_seconds",
             "From the pick to the first token, of the streams that were observed in full",
             ("model",),
@@ -249,11 +249,11 @@ def _counter(name: str, text: str, by_model: dict[str, int]) -> Metric:
     return family
 
 
-def _histogram(
+def histogram(
     name: str, text: str, labels: tuple[str, ...], series: Iterable[tuple[tuple[str, ...], Histogram]]
 ) -> Metric:
     family = HistogramMetricFamily(name, text, labels=labels)
-    for values, histogram in series:
-        bounds = (*map(str, histogram.bounds), "+Inf")
-        family.add_metric(values, list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.sum)
+    for values, seen in series:
+        bounds = (*map(str, seen.bounds), "+Inf")
+        family.add_metric(values, list(zip(bounds, accumulate(seen.counts), strict=True)), seen.sum)
     return family

@@ -15,8 +15,9 @@ Reason = Literal[
     "tokens",  # the route's budget for one request
     "stages_down",  # no larger model answered
     "tool_calls",  # not judged, unless the route says so
-    "streamed",  # the route passes streams
-    "unreadable",  # not an answer in OpenAI's form, or of an API that cannot be judged
+    "unjudgeable",  # a stream that the route passes, or of an API whose answers are not judged
+    "unreadable",  # not an answer in OpenAI's form
+    "full_duplex",  # Envoy cannot hold an answer back in that mode
     "too_large",  # longer than the route's limit, or of unknown length
     "busy",  # too many requests of cascades are held already
 ]

@@ -20,7 +20,7 @@ from fairlead.cascade.serving.counts import CascadeCounts, Reason
 from fairlead.cascade.serving.route import CascadeRoute, Entry
 from fairlead.core.splice import replace_top_level
 
-INNER: Final = b"x-fairlead-inner"
+INNER: Final = b"x-fairlead-inner"  # with our secret: no cascade within a cascade
 MODEL: Final = "x-fairlead-model"
 ENDPOINT: Final = "x-fairlead-endpoint"
 DECISION: Final = "x-fairlead-decision"

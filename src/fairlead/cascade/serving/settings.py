@@ -1,0 +1,88 @@
+"""A route of type `cascade` in the configuration, and the judge it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import aiohttp
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+from fairlead.cascade.judge import EndpointJudge, FunctionJudge, Judge, load_function
+from fairlead.cascade.serving.route import CascadeRoute
+from fairlead.errors import UserError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class JudgeSettings(_Section):
+    """A model at an OpenAI-compatible endpoint, or a function `module:function` beside the configuration."""
+
+    url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    model: str = ""
+    function: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.url is None) == (self.function is None):
+            raise ValueError("write either url and model, or function: module:function")
+        if self.url is not None and not self.model:
+            raise ValueError("say which model judges at that url")
+        return self
+
+
+class CascadeRouteSettings(_Section):
+    cascade: Annotated[tuple[str, ...], Field(min_length=2, max_length=8, strict=False)]
+    thresholds: Annotated[tuple[Annotated[float, Field(ge=0, le=100)], ...], Field(strict=False)]
+    judge: JudgeSettings
+    streaming: Literal["buffer", "pass"] = "buffer"
+    tool_calls: Literal["accept", "judge"] = "accept"
+    deadline_s: Annotated[float, Field(gt=0, le=590)] = 120.0  # Envoy holds an answer for ten minutes at most
+    judge_timeout_s: Annotated[float, Field(gt=0, le=590)] = 10.0
+    max_answer_bytes: PositiveInt = 4 << 20
+    budget_tokens: PositiveInt | None = None
+    skip_below: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    @model_validator(mode="after")
+    def _a_threshold_between_two_models(self) -> Self:
+        if len(self.thresholds) != len(self.cascade) - 1:
+            raise ValueError(
+                f"{len(self.cascade)} models need {len(self.cascade) - 1} thresholds, there are {len(self.thresholds)}"
+            )
+        if len(set(self.cascade)) < len(self.cascade):
+            raise ValueError("a model is in the cascade twice; remove one")
+        return self
+
+    def route(self, name: str) -> CascadeRoute:
+        return CascadeRoute(
+            name=name,
+            models=self.cascade,
+            thresholds=self.thresholds,
+            buffer_streams=self.streaming == "buffer",
+            judge_tool_calls=self.tool_calls == "judge",
+            deadline_s=self.deadline_s,
+            judge_timeout_s=self.judge_timeout_s,
+            most_answer_bytes=self.max_answer_bytes,
+            most_tokens=self.budget_tokens,
+            skip_below=self.skip_below,
+        )
+
+
+def load_judges(
+    settings: Mapping[str, CascadeRouteSettings], folder: Path, session: aiohttp.ClientSession
+) -> dict[str, Judge]:
+    """The judge of each route. Raises UserError for a function that is not there."""
+    judges: dict[str, Judge] = {}
+    for name, route in settings.items():
+        judge = route.judge
+        if judge.function is not None:
+            try:
+                judges[name] = FunctionJudge(load_function(judge.function, folder))
+            except UserError as error:
+                raise UserError(f"routes.{name}.judge.function: {error}") from None
+        else:
+            judges[name] = EndpointJudge(session, judge.url or "", judge.model)
+    return judges
