@@ -124,6 +124,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     kv_usage: float = 0.0
     used_tokens: int = 0  # in the KV cache, as the engine reports
     indexed_blocks: int = 0  # of all prompts, that the prefix index holds for this endpoint
+    least_inflight_requests: int = 0  # at any candidate of this request
 
 
 ANY_MODEL = ""  # asked by APIs that name no model: SGLang's /generate
@@ -168,6 +169,7 @@ def candidates(
 ) -> list[Candidate]:
     """One candidate for each endpoint, in the same order; `cached_tokens` by address, absent is 0."""
     language, bucket, tokens, attempted = request.language, request.bucket, request.tokens, request.attempted
+    least = min([e.inflight_requests + e.others_inflight_requests for e in endpoints], default=0)
     options = []
     for e in endpoints:
         cached = min(cached_tokens.get(e.address, 0), tokens) if cached_tokens else 0
@@ -195,6 +197,7 @@ def candidates(
                 kv_usage,
                 int(kv_usage * said.kv_capacity_tokens) if kv_usage and said.kv_capacity_tokens else 0,
                 e.indexed_blocks,
+                least,
             )
         )
     return options
