@@ -1,0 +1,190 @@
+"""Fairlead in front of two real vLLM servers with models that are really wrong at times. The last test kills one.
+
+Where the lab's environment is not there yet it is built first, which takes some minutes; where it cannot be built, or a
+server does not come up, these tests fail and say why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from fairlead.client import Answer, Retry, ask_async
+from fairlead.core.prefix_index import PrefixIndex
+from fairlead.demo.front import Front
+from fairlead.demo.traffic import ROUTE
+from fairlead.engines.kv_blocks import PreciseIndex
+from fairlead.engines.kv_events import KvEventFeed, KvEventSource, follow
+from fairlead.engines.metrics_text import read_metrics
+from lab import words
+from lab.engines import BLOCK_TOKENS, MAX_MODEL_LEN, TOPIC, LabEngine, LabEngines
+from lab.pool import body_of, forget_prompts, known, running_front
+
+ENGLISH, CHINESE = "heron", "stork"  # the models, by the script that most of their training was in
+WITHIN_S = 20.0
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(840)]
+
+
+@dataclass(frozen=True)
+class Lab:
+    engines: LabEngines
+    front: Front
+    client: httpx.AsyncClient
+    admin: httpx.AsyncClient
+
+    def engine(self, model: str) -> LabEngine:
+        return next(engine for engine in self.engines.running if engine.model == model)
+
+    async def ask(self, question: words.Question, correct: Callable[[str], bool], attempts: int = 1) -> Answer:
+        return await ask_async(self.client, body_of(question, ROUTE), correct, retry=Retry(max_attempts=attempts))
+
+    async def seen(self, model: str) -> dict[str, Any]:
+        """What the sidecar shows of the endpoint that serves `model`."""
+        shown = (await self.admin.get("/debug/endpoints")).json()["endpoints"]
+        return next(endpoint for endpoint in shown if endpoint["model"] == model)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def lab() -> AsyncIterator[Lab]:
+    with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:  # short: the path of a Unix socket is
+        folder = Path(name)
+        async with (
+            LabEngines((ENGLISH, CHINESE), folder) as engines,
+            running_front(engines, known(folder), "fairlead", folder) as front,
+            httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=60) as client,
+            httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=60) as admin,
+        ):
+            yield Lab(engines, front, client, admin)
+
+
+async def until(what: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not await what():  # noqa: ASYNC110 - nobody sets an event
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(("language", "length_tokens", "model"), [("en", 1024, ENGLISH), ("zh", 512, CHINESE)])
+async def test_a_question_goes_to_the_model_that_is_good_at_its_kind(
+    lab: Lab, language: str, length_tokens: int, model: str
+) -> None:
+    rng = Random(1)
+    asked = [words.question(rng, language, length_tokens) for _ in range(10)]
+    answers = [await lab.ask(question, question.is_right) for question in asked]
+    assert {answer.attempts[0].model for answer in answers} == {model}
+    assert any(answer.correct for answer in answers)
+
+
+async def test_a_wrong_answer_is_retried_at_the_other_model(lab: Lab) -> None:
+    answer = await lab.ask(words.question(Random(2), "zh", 512), lambda _: False, attempts=2)
+    assert [attempt.model for attempt in answer.attempts] == [CHINESE, ENGLISH]
+
+
+async def test_the_second_turn_of_a_session_finds_its_prompt_in_the_cache(lab: Lab) -> None:
+    question = words.question(Random(3), "en", 256)
+    body: dict[str, Any] = body_of(question, ROUTE)
+    turns = []
+    for key in (question.key, question.pairs[0][0]):
+        response = await lab.client.post("/v1/chat/completions", json=body, headers={"x-session-id": "two turns"})
+        turns.append(response)
+        said = response.json()["choices"][0]["message"]
+        body["messages"] += [said, {"role": "user", "content": words.asked("en", key)}]
+    first, second = [response.json()["usage"] for response in turns]
+    cached_tokens = second["prompt_tokens_details"]["cached_tokens"]
+    assert cached_tokens == first["prompt_tokens"] // BLOCK_TOKENS * BLOCK_TOKENS
+    assert len({response.headers["x-fairlead-endpoint"] for response in turns}) == 1
+    decisions = (await lab.admin.get("/debug/decisions", params={"limit": 1})).json()["decisions"]
+    assert decisions[0]["cached_tokens"] == pytest.approx(cached_tokens, rel=0.2)
+
+
+async def test_the_metrics_page_of_a_real_engine_is_read_in_full(lab: Lab) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        page = await client.get(f"http://{lab.engine(CHINESE).address}/metrics")
+    report = read_metrics(page.content, time.monotonic())
+    assert report is not None
+    assert None not in (
+        *(report.running_requests, report.waiting_requests, report.kv_usage, report.kv_capacity_tokens),
+        *(report.prompt_tokens, report.generated_tokens, report.prefix_hit_tokens, report.process_start_s),
+    )
+    assert report.kv_block_tokens == BLOCK_TOKENS
+
+
+async def test_the_sidecar_knows_what_a_real_engine_is_and_does(lab: Lab) -> None:
+    await lab.ask(words.question(Random(4), "zh", 512), lambda _: True)
+
+    async def told() -> bool:
+        seen = await lab.seen(CHINESE)
+        return bool(seen["reported"]["prefix_queried_tokens"]) and seen["rtt_ms"] > 0 and seen["version"] is not None
+
+    await until(told)
+    seen = await lab.seen(CHINESE)
+    assert (seen["healthy"], seen["max_model_len"]) == (True, MAX_MODEL_LEN)
+    assert not seen["reported"]["stale"]
+
+
+async def test_the_blocks_that_a_real_engine_stores_and_clears_are_followed(lab: Lab) -> None:
+    engine = lab.engine(ENGLISH)
+    precise = PreciseIndex()
+    source = KvEventSource(engine.address, engine.events, engine.replay, TOPIC)
+    feed = KvEventFeed(source, precise, PrefixIndex(), time.monotonic)
+    following = asyncio.create_task(follow([feed]))
+    try:
+        async with httpx.AsyncClient(trust_env=False, base_url=f"http://{engine.address}") as client:
+            rng = Random(5)
+
+            async def hears() -> bool:  # what a publisher says before a subscription has reached it, nobody hears
+                await client.post("/v1/chat/completions", json=body_of(words.question(rng, "ja", 64), engine.model))
+                return feed.counts.batches > 0
+
+            await until(hears)
+            body = body_of(words.question(rng, "ja", 256), engine.model)
+            tokens = (await client.post("/tokenize", json=body)).json()["tokens"]
+            await client.post("/v1/chat/completions", json=body)
+
+            async def is_held() -> bool:
+                return precise.match(tokens, engine.address) == len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+
+            await until(is_held)
+            await forget_prompts(lab.engines)
+
+            async def is_gone() -> bool:
+                return precise.match(tokens, engine.address) == 0
+
+            await until(is_gone)
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+    assert (feed.counts.unreadable, feed.counts.skipped_events, feed.counts.lost) == (0, 0, 0)
+
+
+async def test_an_engine_that_is_killed_under_load_loses_no_question(lab: Lab) -> None:
+    rng = Random(6)
+    waiting = iter([words.question(rng, "en", 512) for _ in range(40)])
+    answers: list[Answer] = []
+
+    async def asker() -> None:
+        for question in waiting:
+            answers.append(await lab.ask(question, lambda _: True))
+            if len(answers) == 10:
+                lab.engine(ENGLISH).child.kill()
+
+    await asyncio.gather(*[asker() for _ in range(8)])
+    assert len(answers) == 40
+    assert {answer.attempts[-1].status for answer in answers} == {200}
+    assert answers[0].attempts[0].model == ENGLISH
+    assert {answer.attempts[-1].model for answer in answers[-10:]} == {CHINESE}
+
+    async def ejected() -> bool:
+        return not (await lab.seen(ENGLISH))["healthy"]
+
+    await until(ejected)
