@@ -12,8 +12,9 @@ import pytest
 from aiohttp import web
 
 from fairlead.cascade.judge import FunctionJudge
-from fairlead.cascade.planner.profile_file import make_profile, read_rows
+from fairlead.cascade.planner.sample import make_profile
 from fairlead.cascade.profiling import Asking, Counts, Request, done_already, profile, read_requests
+from fairlead.cascade.rows import read_rows
 from fairlead.errors import UserError
 from tests.cascade.conftest import Endpoint
 

@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from fairlead.cascade.judge import Judge, JudgeError, answer_text
-from fairlead.cascade.planner.profile_file import ProfileRow, read_rows
+from fairlead.cascade.rows import ProfileRow, read_rows
 from fairlead.errors import UserError
 
 _ATTEMPTS = 3

@@ -96,9 +96,10 @@ def _plan(
 
     from fairlead.cascade.planner.make import make_plan
     from fairlead.cascade.planner.plan_file import write_plan
-    from fairlead.cascade.planner.profile_file import make_profile, read_rows
+    from fairlead.cascade.planner.sample import make_profile
     from fairlead.cascade.planner.search import Aim
     from fairlead.cascade.planner.settings import load_settings
+    from fairlead.cascade.rows import read_rows
 
     settings = load_settings(settings_path)
     names = [model.name for model in settings.models]
