@@ -1,7 +1,8 @@
 """A policy as it enters a replay, and how heavy the traffic is made.
 
 `name`, `name:key=value:key=value`, and either with `@30s` after it for what the engines report read so seldom, as
-GORGO's experiment did: `least_load@30s`.
+GORGO's experiment did: `least_load@30s`. With `+copy`, `+pull` or `+recompute` after the policy, sessions leave hot
+hosts in that way, by the rules that may follow: `ear+pull:hot_tokens=8000:cool_down_s=30`.
 
 Load is told as a share of what a reference policy can serve: the rate at which answers end when all of the trace's
 conversations are there from the start. A pool that reuses more than the reference can serve more than that.
@@ -10,14 +11,17 @@ conversations are there from the start. A pool that reuses more than the referen
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from statistics import median
 from typing import Any, Final
 
 import msgspec
 
+from fairlead.core.migration import Rules
 from fairlead.core.ranking import Policy
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
+from fairlead.replay.moving import CONNECTORS, Moving, MovingSimulation
 from fairlead.replay.simulation import Answer, Simulation
 from fairlead.replay.workload import Workload
 from fairlead.replay.world import World
@@ -34,9 +38,24 @@ class Contestant(msgspec.Struct, frozen=True):
     name: str
     parameters: dict[str, Any]
     scrape_s: float | None  # where it differs from the world's
+    moving: Moving | None = None
 
     def policy(self) -> Policy:
         return build_policy(self.name, self.parameters)
+
+    def simulation(
+        self,
+        world: World,
+        workload: Workload,
+        seed: int,
+        sink: Callable[[Answer], None],
+        progress: Callable[[int], None] | None = None,
+    ) -> Simulation:
+        """A run of this policy in `world` as it sees it."""
+        seen, policy = self.world(world), self.policy()
+        if self.moving is None:
+            return Simulation(seen, workload, policy, seed=seed, sink=sink, progress=progress)
+        return MovingSimulation(seen, workload, policy, self.moving, seed=seed, sink=sink, progress=progress)
 
     def world(self, world: World) -> World:
         """`world` as this one sees it."""
@@ -50,20 +69,40 @@ def contestant(text: str) -> Contestant:
     """Raises UserError for a policy or a parameter that does not exist."""
     late = _LATE.match(text)
     rule, scrape_s = (late.group(1), float(late.group(2))) if late else (text, None)
-    name, *settings = rule.split(":")
-    parameters: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise UserError(f'policy "{text}": "{setting}" is not key=value')
-        parameters[key] = _value(value)
+    policy, plus, moving = rule.partition("+")
+    name, parameters = _settings(policy, text)
     if scrape_s == 0:
         raise UserError(f'policy "{text}": reports cannot be read every 0 s; write @0.25s or leave it out')
     try:
         build_policy(name, parameters)
     except ValueError as error:
         raise UserError(f'policy "{text}": {error}') from None
-    return Contestant(text, name, parameters, scrape_s)
+    return Contestant(text, name, parameters, scrape_s, _moving(moving, text) if plus else None)
+
+
+def _settings(text: str, whole: str) -> tuple[str, dict[str, Any]]:
+    name, *settings = text.split(":")
+    parameters: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise UserError(f'policy "{whole}": "{setting}" is not key=value')
+        parameters[key] = _value(value)
+    return name, parameters
+
+
+def _moving(text: str, whole: str) -> Moving:
+    how, rules = _settings(text, whole)
+    if how not in CONNECTORS:
+        raise UserError(f'policy "{whole}": "+{how}" is no way to move; write +{", +".join(CONNECTORS)}')
+    unknown = sorted(rules.keys() - set(Rules.__struct_fields__))
+    if unknown:
+        known = ", ".join(Rules.__struct_fields__)
+        raise UserError(f'policy "{whole}": no rule of moving is called "{unknown[0]}"; known are: {known}')
+    try:
+        return Moving(how, msgspec.convert(rules, Rules))
+    except msgspec.ValidationError as error:
+        raise UserError(f'policy "{whole}": {error}') from None
 
 
 def _value(text: str) -> Any:
@@ -92,7 +131,7 @@ def capacity_per_s(world: World, workload: Workload, reference: Contestant) -> f
     def sink(answer: Answer) -> None:
         ends_ms.append(answer.sent_ms + answer.total_ms)
 
-    Simulation(reference.world(world), at_once, reference.policy(), seed=0, sink=sink).run()
+    reference.simulation(world, at_once, 0, sink).run()
     ends_ms.sort()
     first, last = (int(share * (len(ends_ms) - 1)) for share in _MIDDLE)
     took_ms = ends_ms[last] - ends_ms[first]

@@ -68,6 +68,8 @@ class Summary(msgspec.Struct, frozen=True):
     refused: int
     dropped: int
     preemptions: int
+    moves: int  # of sessions, off hot hosts
+    moves_back: int
     cached_share: float  # of all prompt tokens
     expected_share: float  # of them, that the router took for cached
     ttft_p50_ms: float
@@ -132,6 +134,8 @@ def summarise(frame: pl.DataFrame, counts: Counts, *, recorded_ms: float, engine
         refused=counts.refused,
         dropped=counts.dropped,
         preemptions=counts.preemptions,
+        moves=counts.moves,
+        moves_back=counts.moves_back,
         cached_share=float(answered["cached_tokens"].sum()) / prompts,
         expected_share=float(answered["expected_tokens"].sum()) / prompts,
         ttft_p50_ms=_quantile(ttft, 0.5),

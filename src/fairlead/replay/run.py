@@ -17,7 +17,6 @@ from fairlead.errors import UserError
 from fairlead.replay.claude_code import Sampling
 from fairlead.replay.contest import Contestant
 from fairlead.replay.rows import Rows, Summary, Target, summarise
-from fairlead.replay.simulation import Simulation
 from fairlead.replay.traces import read_trace
 from fairlead.replay.workload import Workload
 from fairlead.replay.world import World
@@ -141,7 +140,6 @@ def _run_shared(job: _Job) -> Outcome:
 
 def _run(job: _Job, progress: Callable[[int], None]) -> Outcome:
     workload = workload_of(job.traffic, job.seed)
-    world = job.contestant.world(job.world)
     rows = Rows()
     pending = 0
 
@@ -153,7 +151,7 @@ def _run(job: _Job, progress: Callable[[int], None]) -> Outcome:
             pending = 0
 
     try:
-        simulation = Simulation(world, workload, job.contestant.policy(), seed=job.seed, sink=rows.add, progress=tell)
+        simulation = job.contestant.simulation(job.world, workload, job.seed, rows.add, tell)
         simulation.run()
     except UserError as error:
         raise UserError(f"{job.contestant.text} on {workload.name}: {error}") from None
@@ -165,6 +163,6 @@ def _run(job: _Job, progress: Callable[[int], None]) -> Outcome:
         named = {"trace": workload.name, "policy": job.contestant.text, "seed": job.seed}
         frame.with_columns(pl.lit(value).alias(name) for name, value in named.items()).write_parquet(job.rows)
     summary = summarise(
-        frame, simulation.counts, recorded_ms=workload.span_ms, engines=len(world.endpoints), target=job.target
+        frame, simulation.counts, recorded_ms=workload.span_ms, engines=len(job.world.endpoints), target=job.target
     )
     return Outcome(workload.name, job.contestant.text, job.seed, workload.notes, summary)

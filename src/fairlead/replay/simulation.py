@@ -63,6 +63,8 @@ class Counts(msgspec.Struct):
     refused: int = 0  # by every engine, or too long for the chosen one
     dropped: int = 0  # later turns of a conversation that a refusal ended
     preemptions: int = 0
+    moves: int = 0  # of sessions off hot hosts
+    moves_back: int = 0  # to where the session had come from
     busy_ms: tuple[float, ...] = ()  # of each engine: with a step under way
 
 
@@ -189,7 +191,10 @@ class Simulation:
         asked = Asked(
             number, place, len(attempted) + 1, attempted, asked_ms, now_ms, decision, endpoint, half_rtt_ms, prefix
         )
-        self._at(now_ms + half_rtt_ms, self._arrive, asked)
+        self._send(now_ms, facts, asked)
+
+    def _send(self, now_ms: float, facts: RequestFacts, asked: Asked) -> None:  # noqa: ARG002
+        self._at(now_ms + asked.half_rtt_ms, self._arrive, asked)
 
     def _answered(self, now_ms: float, asked: Asked) -> None:
         """The client has the whole answer: it asks again if it is wrong, else goes on with its conversation."""
