@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,10 +14,12 @@ import pytest
 from aiohttp import web
 
 from fairlead.cascade.judge import FunctionJudge
+from fairlead.cascade.rows import read_rows
 from fairlead.cascade.serving.answers import read_answer
 from fairlead.cascade.serving.counts import CascadeCounts
 from fairlead.cascade.serving.escalation import Escalation, Settled, in_one_piece
 from fairlead.cascade.serving.route import CascadeRoute, Entry
+from fairlead.cascade.serving.samples import SampleFile
 from tests.cascade.conftest import Endpoint, Reply
 
 ROUTE = CascadeRoute(name="answer", models=("small", "medium", "large"), thresholds=(70.0, 60.0))
@@ -30,6 +33,8 @@ class World:
         self._endpoint, self._session = endpoint, session
         self.counts = CascadeCounts()
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
+        self.sample_files: dict[str, SampleFile] = {}
+        self.escalation: Escalation
 
     async def settle(
         self,
@@ -43,10 +48,11 @@ class World:
             self.asked.append((asked["model"], asked))
             return asked["model"] if reply is None else await reply(asked)
 
-        escalation = Escalation(
+        self.escalation = escalation = Escalation(
             self._session, await self._endpoint(by_name), {"answer": FunctionJudge(judge)}, self.counts,
             time.perf_counter, ("x-session-id",),
         )  # fmt: skip
+        escalation.sample_files = self.sample_files
         request = {"model": "answer", "messages": [{"role": "user", "content": "?"}], **body}
         streams = bool(body.get("stream"))
         entry = Entry(route, 0, "/v1/chat/completions", msgspec.json.encode(request), streams, False)
@@ -173,6 +179,29 @@ async def test_an_answer_that_is_too_long_is_passed_over(world: World) -> None:
 
     settled = await world.settle(msgspec.structs.replace(ROUTE, most_answer_bytes=2000), reply=long)
     assert text_of(settled) == "large"
+
+
+async def test_a_sampled_request_goes_through_every_model_once(world: World, tmp_path: Path) -> None:
+    world.sample_files["answer"] = SampleFile(tmp_path / "observed.jsonl")
+    await world.settle(msgspec.structs.replace(ROUTE, sampled_share=1.0), judge=lambda _, __: 80)
+    async with asyncio.timeout(5):
+        while not (tmp_path / "observed.jsonl").exists():  # noqa: ASYNC110 a file has no event
+            await asyncio.sleep(0.005)
+    rows = read_rows(tmp_path / "observed.jsonl")
+    assert [(row.model, row.score) for row in rows] == [("small", 80), ("medium", 80), ("large", 80)]
+    assert [model for model, _ in world.asked] == ["medium", "large"], "the first answer is known"
+
+
+async def test_samples_under_way_end_with_the_sidecar(world: World, tmp_path: Path) -> None:
+    async def never(_: dict[str, Any]) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    world.sample_files["answer"] = SampleFile(tmp_path / "observed.jsonl")
+    await world.settle(msgspec.structs.replace(ROUTE, sampled_share=1.0), reply=never, judge=lambda _, __: 80)
+    async with asyncio.timeout(5):
+        await world.escalation.samples.stop()
+    assert not (tmp_path / "observed.jsonl").exists()
 
 
 async def test_the_way_of_a_client_that_leaves_ends(world: World) -> None:

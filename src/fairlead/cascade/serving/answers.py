@@ -25,12 +25,12 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_tool_calls(self) -> bool:
-        return any(_part(choice, "message").get("tool_calls") for choice in _choices(self.document))
+        return any(part(choice, "message").get("tool_calls") for choice in _choices(self.document))
 
     @property
     def tokens(self) -> int:
         """Prompt and answer, as the engine counted them; 0 if it did not."""
-        total = _part(self.document, "usage").get("total_tokens")
+        total = part(self.document, "usage").get("total_tokens")
         return total if type(total) is int else 0
 
 
@@ -45,13 +45,13 @@ def read_answer(body: bytes, model: str = "", endpoint: str = "", decision: str 
 
 def with_usage_of_all(answer: Answer, others: Iterable[Answer]) -> Answer:
     """`answer` whose `usage` counts the tokens of `others` too; nothing else of its bytes changes."""
-    usage = _part(answer.document, "usage")
+    usage = part(answer.document, "usage")
     if not usage:
         return answer
     summed = dict(usage)
     for other in others:
         for key in _COUNTED:
-            count = _part(other.document, "usage").get(key)
+            count = part(other.document, "usage").get(key)
             if type(count) is int and type(summed.get(key)) is int:
                 summed[key] += count
     body = replace_top_level(answer.body, "usage", _encode(summed)) if summed != usage else None
@@ -69,7 +69,7 @@ def as_events(answer: Answer, *, with_usage: bool) -> bytes:
     said, ended = [], []
     for position, choice in enumerate(_choices(document)):
         index = choice.get("index", position)
-        delta: dict[str, Any] = {"delta": _delta(_part(choice, "message"))} if chat else {"text": choice["text"]}
+        delta: dict[str, Any] = {"delta": _delta(part(choice, "message"))} if chat else {"text": choice["text"]}
         nothing: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
         said.append({"index": index, **delta, "logprobs": choice.get("logprobs"), "finish_reason": None})
         ended.append({"index": index, **nothing, "logprobs": None, "finish_reason": choice.get("finish_reason")})
@@ -93,6 +93,6 @@ def _choices(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [choice for choice in found if "text" in choice or isinstance(choice.get("message"), dict)]
 
 
-def _part(document: dict[str, Any], key: str) -> dict[str, Any]:
+def part(document: dict[str, Any], key: str) -> dict[str, Any]:
     found = document.get(key)
     return found if isinstance(found, dict) else {}

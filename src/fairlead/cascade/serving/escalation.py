@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
+from random import Random
 from typing import Final
 
 import aiohttp
@@ -17,7 +19,8 @@ import msgspec
 from fairlead.cascade.judge import Judge, JudgeError, answer_text, read_at_most
 from fairlead.cascade.serving.answers import Answer, as_events, read_answer, with_usage_of_all
 from fairlead.cascade.serving.counts import CascadeCounts, Reason
-from fairlead.cascade.serving.route import CascadeRoute, Entry
+from fairlead.cascade.serving.route import Entry
+from fairlead.cascade.serving.samples import SampleFile, Samples
 from fairlead.core.splice import replace_top_level
 
 INNER: Final = b"x-fairlead-inner"  # with our secret: no cascade within a cascade
@@ -76,9 +79,12 @@ class Escalation:
         tenant_header: str = "",
     ) -> None:
         self.judges = judges  # by route
+        self.sample_files: Mapping[str, SampleFile] = {}  # by route
+        self.samples = Samples()
         self.gateway_url = gateway_url
         self.secret = secrets.token_hex(16).encode()
         self._session = session
+        self._rng = Random()
         self._counts = counts
         self._clock_s = clock_s
         self._session_headers = session_headers
@@ -109,6 +115,8 @@ class Escalation:
                 counts.passed_for(route.name, reason)
         added_s = self._clock_s() - held_s
         counts.accept(route.name, route.models[course.best()[0]], added_s)
+        if route.sampled_share and self._rng.random() < route.sampled_share:
+            self._sample(course, self._inner_headers(headers, request_id))
         return _settled(course, added_s * 1000)
 
     async def _climb(self, course: _Course, headers: Mapping[str, str]) -> Reason | None:
@@ -121,8 +129,9 @@ class Escalation:
                 return None
             if answer.has_tool_calls and not route.judge_tool_calls:
                 return "tool_calls"
-            score = await self._score(route, course.entry, answer)
-            if score is None:
+            try:
+                score = await self._score(course.entry, answer)
+            except JudgeError:
                 return "judge"
             course.scores.append(score)
             self._counts.scored(route.models[stage], score)
@@ -137,14 +146,34 @@ class Escalation:
                 return "stages_down"
             course.answers.append(following)
 
-    async def _score(self, route: CascadeRoute, entry: Entry, answer: Answer) -> float | None:
+    async def _score(self, entry: Entry, answer: Answer) -> float:
+        """Raises JudgeError."""
+        judge = self.judges.get(entry.route.name)
+        if judge is None:  # the route was taken out of the configuration while the request was on its way
+            raise JudgeError("the route has no judge any more")
         try:
-            async with asyncio.timeout(route.judge_timeout_s):
-                request = msgspec.json.decode(entry.body, type=dict)
-                return await self.judges[route.name].score(request, answer_text(answer.body))
-        except (JudgeError, TimeoutError, KeyError):
-            # asyncio.timeout raises its own TimeoutError only; that of the whole request arrives as a cancellation.
-            return None
+            async with asyncio.timeout(entry.route.judge_timeout_s):
+                return await judge.score(msgspec.json.decode(entry.body, type=dict), answer_text(answer.body))
+        except TimeoutError:  # this one's own: that of the whole request arrives as a cancellation
+            raise JudgeError("the judge took too long") from None
+
+    def _sample(self, course: _Course, headers: Mapping[str, str]) -> None:
+        """Once the client has its answer, the models that were not asked are, and what was not judged is."""
+        entry = course.entry
+        file = self.sample_files.get(entry.route.name)
+        if file is None:
+            return
+        known: dict[str, tuple[Answer, float | None]] = {}
+        for (stage, answer), scored in zip_longest(course.answers, course.scores):
+            known[entry.route.models[stage]] = answer, scored
+
+        async def ask(model: str) -> Answer | None:
+            return await self._ask(entry, model, headers)
+
+        async def score(answer: Answer) -> float:
+            return await self._score(entry, answer)
+
+        self.samples.take(entry, file, known, ask, score)
 
     async def _ask_from(self, stage: int, entry: Entry, headers: Mapping[str, str]) -> tuple[int, Answer] | None:
         """The answer of the first model from `stage` on that gives one."""

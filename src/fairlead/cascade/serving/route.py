@@ -27,6 +27,7 @@ class CascadeRoute(msgspec.Struct, frozen=True):
     most_answer_bytes: int = 4 << 20  # a longer answer passes unjudged
     most_tokens: int | None = None  # in all answers to one request; once they are used, no larger model is asked
     skip_below: float = 0.0  # a model whose chance of a right answer is below this is not asked first
+    sampled_share: float = 0.0  # of requests, that go through all models once they are answered
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):

@@ -34,6 +34,13 @@ class JudgeSettings(_Section):
         return self
 
 
+class SampleSettings(_Section):
+    """A share of the requests goes through all models, for `fairlead plan watch` to plan again from."""
+
+    share: Annotated[float, Field(gt=0, le=1)]
+    file: Annotated[str, Field(min_length=1)]  # relative to the configuration
+
+
 class CascadeRouteSettings(_Section):
     cascade: Annotated[tuple[str, ...], Field(min_length=2, max_length=8, strict=False)]
     thresholds: Annotated[tuple[Annotated[float, Field(ge=0, le=100)], ...], Field(strict=False)]
@@ -45,6 +52,7 @@ class CascadeRouteSettings(_Section):
     max_answer_bytes: PositiveInt = 4 << 20
     budget_tokens: PositiveInt | None = None
     skip_below: Annotated[float, Field(ge=0, le=1)] = 0.0
+    sample: SampleSettings | None = None
 
     @model_validator(mode="after")
     def _a_threshold_between_two_models(self) -> Self:
@@ -68,6 +76,7 @@ class CascadeRouteSettings(_Section):
             most_answer_bytes=self.max_answer_bytes,
             most_tokens=self.budget_tokens,
             skip_below=self.skip_below,
+            sampled_share=0.0 if self.sample is None else self.sample.share,
         )
 
 
