@@ -79,6 +79,11 @@ class HillClimb:
         self.weights: Weights = self._strategy.best
         self.ended = False
 
+    @property
+    def best(self) -> Weights:
+        """Those with the best score so far: what its authors freeze."""
+        return self._strategy.best
+
     def heard(self, first_token_ms: float) -> bool:
         """One more outcome came; whether `weights` are new."""
         self._outcomes.append(first_token_ms)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from fairlead.core.evolution import Box, HillClimb
-from fairlead.core.feedback import Outcome, Tuner
+from fairlead.core.feedback import Outcome
 from fairlead.core.ranking import Policy
 from fairlead.core.router import Decision
 from fairlead.policies.gorgo import Gorgo
@@ -29,17 +29,17 @@ class GorgoHillclimb(Gorgo, frozen=True):
     window: Annotated[int, Meta(ge=1, le=100_000)] = 128  # outcomes
     report_every: Annotated[int, Meta(ge=1)] = 32  # outcomes
 
-    def tuner(self, rng: Random) -> Tuner:
-        return _Climbing(self, rng)
+    def tuner(self, rng: Random) -> Climbing:
+        return Climbing(self, rng)
 
 
-class _Climbing:
+class Climbing:
     """What a `GorgoHillclimb` may not keep itself."""
 
     def __init__(self, rule: GorgoHillclimb, rng: Random) -> None:
         self._rule = rule
         start = {name: getattr(rule, name) for name in BOX}
-        self._climb = HillClimb(start, BOX, rng, window=rule.window, report_every=rule.report_every)
+        self.climb = HillClimb(start, BOX, rng, window=rule.window, report_every=rule.report_every)
 
     def heard(
         self,
@@ -48,6 +48,6 @@ class _Climbing:
         decided: int,  # noqa: ARG002
         now_s: float,  # noqa: ARG002
     ) -> Policy | None:
-        if outcome.first_token_ms is None or not self._climb.heard(outcome.first_token_ms):
+        if outcome.first_token_ms is None or not self.climb.heard(outcome.first_token_ms):
             return None
-        return msgspec.structs.replace(self._rule, **self._climb.weights)
+        return msgspec.structs.replace(self._rule, **self.climb.weights)
