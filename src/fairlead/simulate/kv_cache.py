@@ -2,14 +2,21 @@
 
 A block that a hash names can be shared and stays cached after its last user; any other block is private and returns to
 the free ones. Blocks have no number here: only their count and their content matter to time, which keeps a million
-requests cheap. Two requests that compute the same content side by side end up sharing one block (SGLang's tree does
-the same; vLLM keeps both copies until they are evicted).
+requests cheap. Whoever uses a block uses all blocks before it, and gives them back after it: so of a chain, the cached
+blocks are its first ones, the referenced before the others, and counts of users never rise along it. Bisection and
+whole slices make use of that. Two requests that compute the same content side by side end up sharing one block (as in
+SGLang's tree; vLLM keeps both copies until they are evicted).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left
+from collections import OrderedDict, deque
 from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+_all: Final = partial(deque[None], maxlen=0)  # runs an iterable to its end, at C's speed
 
 
 class BlockPool:
@@ -38,24 +45,26 @@ class BlockPool:
     def match(self, hashes: Sequence[int], limit: int) -> int:
         """How many blocks from the start of `hashes`, at most `limit`, are cached."""
         references, idle = self._references, self._idle
-        for index in range(min(limit, len(hashes))):
-            if hashes[index] not in references and hashes[index] not in idle:
-                return index
-        return min(limit, len(hashes))
+        low, high = 0, min(limit, len(hashes))
+        while low < high:
+            middle = (low + high) // 2
+            if hashes[middle] in references or hashes[middle] in idle:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def acquire(self, hashes: Sequence[int], matched: int, new: int) -> bool:
         """Reference the first `matched` of `hashes` and take `new` private blocks, or change nothing."""
         references, idle = self._references, self._idle
-        revived = sum(1 for index in range(matched) if hashes[index] in idle)
-        if revived + new > self.available:
+        shared = bisect_left(hashes, True, hi=matched, key=lambda name: name not in references)
+        if matched - shared + new > self.available:
             return False
-        for index in range(matched):
-            name = hashes[index]
-            if name in references:
-                references[name] += 1
-            else:
-                del idle[name]
-                references[name] = 1
+        for name in hashes[:shared]:
+            references[name] += 1
+        revived = hashes[shared:matched]
+        _all(map(idle.__delitem__, revived))
+        references.update(dict.fromkeys(revived, 1))
         self.private += new
         self._evict_beyond_capacity()
         return True
@@ -70,15 +79,16 @@ class BlockPool:
 
     def store(self, hashes: Sequence[int], start: int, end: int) -> None:
         """A request's private blocks at positions `start` to `end` are full: name them, so that others find them."""
-        references, idle = self._references, self._idle
-        for index in range(start, end):
-            name = hashes[index]
-            self.private -= 1
-            if name in references:
-                references[name] += 1
-            else:
+        references, idle, names = self._references, self._idle, hashes[start:end]
+        self.private -= end - start
+        if not idle.keys().isdisjoint(names):
+            for name in names:
                 idle.pop(name, None)
-                references[name] = 1
+        if references.keys().isdisjoint(names):
+            references.update(dict.fromkeys(names, 1))
+        else:
+            for name in names:
+                references[name] = references.get(name, 0) + 1
 
     def adopt(self, hashes: Sequence[int]) -> int:
         """Cache these blocks, which came from another engine; how many of them were new. Without room, none."""
@@ -95,14 +105,12 @@ class BlockPool:
         The last block goes first, so that a chain is evicted from its end.
         """
         references, idle = self._references, self._idle
-        for index in range(named - 1, -1, -1):
-            name = hashes[index]
-            users = references[name] - 1
-            if users:
-                references[name] = users
-            else:
-                del references[name]
-                idle[name] = None
+        shared = bisect_left(hashes, True, hi=named, key=lambda name: references[name] == 1)
+        last = hashes[shared:named]
+        _all(map(references.__delitem__, last))
+        idle.update(dict.fromkeys(reversed(last)))
+        for name in hashes[:shared]:
+            references[name] -= 1
         self.private -= private
 
     def clear_cache(self) -> None:
