@@ -125,6 +125,11 @@ def _trace(results: Results, trace: str) -> Iterator[str]:
     yield f"{summary.requests:,} requests with the first seed.{_missing(results, trace)}"
     yield "\n".join(f"- {note}" for note in first[0].notes)
     yield f"![{trace}]({trace}.png)"
+    yield from tables(results, trace)
+
+
+def tables(results: Results, trace: str) -> Iterator[str]:
+    """All numbers of one trace."""
     yield _table(results, trace, TIMES)
     yield _table(results, trace, USE)
     if any(o.summary.attempts > o.summary.requests for p in results.policies for o in results.of(trace, p)):
