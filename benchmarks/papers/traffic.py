@@ -32,8 +32,8 @@ OURS = "fairlead"
 BASELINES = (
     "random", "round_robin", "least_request", "least_load", "least_load@30s", "power_of_two", "session_affinity",
     "session_affinity:key=prompt", "prefix_cache", "cache_aware", "lmetric", "lmetric:plus_one=false", "lpwl",
-    "llm_d", "llm_d@30s", "llm_d_load_aware", "llm_d_load_aware@30s", "unified", "unified:overload=1.3", "gorgo", "laar",
-    "ear",
+    "llm_d", "llm_d@30s", "llm_d_load_aware", "llm_d_load_aware@30s", "unified", "unified:overload=1.3", "gorgo",
+    "laar", "ear",
 )  # fmt: skip
 ENGINES = 8
 
@@ -85,8 +85,8 @@ def page(cell: Cell, result: Result) -> str:
         f"- Seeds: {', '.join(map(str, cell.seeds))}",
         f"- Commit: {result.commit}, {result.date}",
         f"- World: {ENGINES} simulated engines, the defaults of `fairlead replay`",
-        f"- Load: {cell.load:g} of what `least_request` can serve; conversations start {result.faster:.3g} times as often "
-        "as recorded",
+        f"- Load: {cell.load:g} of what `least_request` can serve; conversations start {result.faster:.3g} times as "
+        "often as recorded",
         *(f"- {note}" for note in result.outcomes[0].notes),
     )
     return "\n\n".join((f"# {cell.name}: {cell.about}", "\n".join(facts), *tables(results, cell.name))) + "\n"
@@ -98,8 +98,8 @@ def overview(found: dict[str, Result]) -> str:
     return (
         "# Every policy on real traffic, in simulated time\n\n"
         "`fairlead` over the baseline that was best in that column: below 1, `fairlead` is faster. Intervals are 95 %, "
-        "over seeds; choosing the best of 22 after the fact favours the baselines. The pages of the cells, in traffic/, "
-        "have every policy and say how each was run.\n\n"
+        "over seeds; choosing the best of 22 after the fact favours the baselines. The pages of the cells, in "
+        "traffic/, have every policy and say how each was run.\n\n"
         + table(("Cell", "Time", "`fairlead`, s", "Best baseline", "its time, s", "Ratio (95 %)", "Place of 23"), rows)
         + "\n"
     )
