@@ -75,9 +75,18 @@ def test_equal_links_have_equal_numbers_while_they_are_remembered(chains: list[l
         assert all(numbers.setdefault(link, number) == number for link, number in zip(links, found, strict=True))
 
 
+def test_blocks_that_are_used_again_and_again_keep_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "MOST_BLOCK_NAMES", 40)
+    pool, anonymous = Pool(), Anonymous()
+    shared = range(1000, 1008)
+    for number in range(50):
+        assert row(anonymous, pool, prefix=shared)["blocks"] == [[0, 2]]
+        row(anonymous, pool, prefix=range(number * 100, number * 100 + 12))
+
+
 def test_the_memory_of_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "MOST_BLOCK_NAMES", 10)
     pool, anonymous = Pool(), Anonymous()
     for number in range(50):
-        row(anonymous, pool, prefix=range(number * 100, number * 100 + 40))
-        assert len(anonymous._numbers) <= 10
+        row(anonymous, pool, prefix=range(number * 100, number * 100 + 12))
+        assert len(anonymous._numbers) + len(anonymous._older) <= 10

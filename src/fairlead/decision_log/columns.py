@@ -66,7 +66,8 @@ class Anonymous:
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
-        self._numbers: dict[int, int] = {}  # by link of a prefix chain, the least recently used first
+        self._numbers: dict[int, int] = {}  # by link of a prefix chain, those used lately
+        self._older: dict[int, int] = {}  # not used since `_numbers` was last full
         self._next_number = 0
 
     def row(self, ended: Ended, models: Collection[str]) -> tuple[Any, ...]:
@@ -107,18 +108,21 @@ class Anonymous:
         return blake2b(value, digest_size=_DIGEST_BYTES, key=self._key, person=of).hexdigest()
 
     def _runs(self, links: Iterable[int]) -> list[list[int]]:
-        numbers = self._numbers
+        numbers, older = self._numbers, self._older
         runs: list[list[int]] = []
+        following = -1
         for link in links:
-            number = numbers.pop(link, None)
+            number = numbers.get(link)
             if number is None:
-                number = self._next_number
-                self._next_number += 1
-            numbers[link] = number
-            if runs and runs[-1][0] + runs[-1][1] == number:
+                number = older.get(link, self._next_number)
+                if number == self._next_number:
+                    self._next_number += 1
+                numbers[link] = number
+            if number == following:
                 runs[-1][1] += 1
             else:
                 runs.append([number, 1])
-        while len(numbers) > MOST_BLOCK_NAMES:
-            del numbers[next(iter(numbers))]
+            following = number + 1
+        if len(numbers) >= MOST_BLOCK_NAMES // 2:
+            self._numbers, self._older = {}, numbers
         return runs
