@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench bench-routing bench-reuse papers lab ttca lab-calibration lab-models lab-lock lock clean
+.PHONY: help install demo test lint bench bench-routing bench-reuse papers lab ttca lab-calibration lab-reuse lab-models lab-lock lock clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
@@ -57,6 +57,9 @@ ttca: $(INSTALLED) ## Time to correct answer on the lab's engines; writes benchm
 
 lab-calibration: $(INSTALLED) ## The simulated engine against a real one; writes benchmarks/results/calibration/.
 	$(BIN)/python -m lab.calibration
+
+lab-reuse: $(INSTALLED) ## Context reuse in front of real vLLM servers; writes benchmarks/results/lab-reuse/; some five minutes.
+	$(BIN)/python -m lab.reuse
 
 lab-models: $(INSTALLED) ## Train the lab's tiny models again, in the lab's environment; some fifteen minutes.
 	@$(BIN)/python -m lab.train

@@ -34,13 +34,15 @@ def known(folder: Path) -> Learnt:
 
 
 @asynccontextmanager
-async def running_front(engines: LabEngines, learnt: Learnt, policy: str, folder: Path) -> AsyncIterator[Front]:
+async def running_front(
+    engines: LabEngines, learnt: Learnt, policy: str, folder: Path, **sections: object
+) -> AsyncIterator[Front]:
     """The sidecar, following the engines' KV events, and Envoy; taught what a token is before anyone is served."""
     running = engines.running
     speeds = {engine.model: learnt.prefill_ms_per_token.get(engine.model, START_MS_PER_TOKEN) for engine in running}
     served = await discover([engine.address for engine in running])
     events = {e.address: {"events": e.events, "replay": e.replay, "topic": TOPIC} for e in running}
-    async with Front(served, Learnt(learnt.capability, speeds, {}), policy, folder, events) as front:
+    async with Front(served, Learnt(learnt.capability, speeds, {}), policy, folder, events, sections) as front:
         await while_running(_teach(front, running), engines.ended(), front.ended())
         yield front
 

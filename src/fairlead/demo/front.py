@@ -30,7 +30,8 @@ _POLL_S: Final = 0.05
 class Front:
     """`async with Front(...) as front:` serves the pool at `front.url`.
 
-    `kv_events` holds, by engine address, where those engines that publish KV events do so.
+    `kv_events` holds, by engine address, where those engines that publish KV events do so; `sections` are further ones
+    of the configuration.
     """
 
     def __init__(
@@ -40,13 +41,15 @@ class Front:
         policy: str,
         folder: Path,
         kv_events: Mapping[str, Mapping[str, str]] | None = None,
+        sections: Mapping[str, Any] | None = None,
     ) -> None:
         grpc, admin, gateway, envoy_admin = (f"127.0.0.1:{port}" for port in free_ports(4))
         self.url = f"http://{gateway}"
         self.admin_url = f"http://{admin}"
         self.envoy_admin_url = f"http://{envoy_admin}"
         self.config_path = folder / "fairlead.yaml"
-        self._document = _document(served, learnt, policy, kv_events or {}, grpc=grpc, admin=admin, gateway=gateway)
+        own = _document(served, learnt, policy, kv_events or {}, grpc=grpc, admin=admin, gateway=gateway)
+        self._document = own | dict(sections or {})
         self._write()
         config = parse(self.config_path.read_text(encoding="utf-8"), str(self.config_path))
         self._envoy = EnvoyProcess(bootstrap(config, admin_address=envoy_admin))

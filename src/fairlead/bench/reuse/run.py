@@ -16,7 +16,7 @@ from fairlead.bench.reuse.rival import Rival
 from fairlead.bench.reuse.shares import all_shares
 from fairlead.bench.reuse.speed import BUILD_SIZES, QUICK_SIZES, REQUESTS, builds, steps
 
-_RIVAL_MOST: Final = 4000
+_RIVAL_MOST: Final = 2000
 
 
 def run(

@@ -1,0 +1,192 @@
+"""`make lab-reuse`, `python -m lab.reuse [MODEL]`: context reuse in front of real vLLM servers.
+
+The same requests go through Envoy to two servers of one model, with and without reuse, each time from empty caches.
+What vLLM says it took from its cache and the time to the first token are what is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from statistics import quantiles
+from typing import Any, Final, NamedTuple
+
+import httpx
+
+from fairlead.bench.machine import machine_facts, this_machine
+from fairlead.bench.markdown import table
+from fairlead.bench.reuse.lists import synthetic
+from fairlead.demo.children import ChildError
+from fairlead.demo.traffic import client_of
+from fairlead.errors import UserError
+from lab import words
+from lab.__main__ import NAMES
+from lab.engines import LabEngines
+from lab.pool import forget_prompts, known, running_front
+
+WAYS: Final = ("off", "order", "dedup", "order,dedup")
+AT_A_TIME: Final = 2
+_REPLICAS: Final = 2
+_DOCUMENT_WORDS: Final = 100  # a token each
+_SINGLE: Final = "one question, 10 documents"
+_TURNS: Final = "conversations of 3 turns, 4 documents a turn"
+_TURNS_EACH: Final = 3
+_MAX_TOKENS: Final = 2
+
+
+class Request(NamedTuple):
+    session: str
+    messages: list[dict[str, str]]
+
+
+class Took(NamedTuple):
+    """One answer, as its client saw it."""
+
+    first_token_ms: float
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.reuse",
+        description="Tokens computed and time to first token with and without context reuse; some five minutes.",
+        epilog="Example: python -m lab.reuse stork --requests 60",
+    )
+    parser.add_argument("model", nargs="?", default="stork", choices=NAMES, metavar="MODEL", help=", ".join(NAMES))
+    parser.add_argument("--requests", type=int, default=120, metavar="N", help="of each kind and way")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed makes other requests")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/lab-reuse"), metavar="FOLDER")
+    options = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+            machine = this_machine()
+            rows = asyncio.run(_run(options.model, options.requests, options.seed))
+        except (UserError, ChildError) as error:
+            sys.exit(f"error: {error}")
+        except OSError as error:
+            sys.exit(f"error: --out {options.out}: cannot be written ({error.strerror}); name another folder")
+        command = f"python -m lab.reuse {options.model} --requests {options.requests} --seed {options.seed}"
+        facts = machine_facts(command, options.seed, machine, os.getloadavg()[0])
+        report = _markdown(facts, rows)
+        (options.out / "reuse.md").write_text(report, encoding="utf-8")
+        print(report)
+
+
+async def _run(model: str, requests: int, seed: int) -> list[tuple[str, ...]]:
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:
+        folder = Path(name)
+        async with (
+            LabEngines([model] * _REPLICAS, folder) as engines,
+            running_front(
+                engines, known(folder), "fairlead", folder, reuse={"*": {"on_request": ["order", "dedup"]}}
+            ) as front,
+            client_of(front.url) as client,
+        ):
+            for kind in (_SINGLE, _TURNS):
+                for way in WAYS:
+                    await forget_prompts(engines)
+                    took = await _send_all(client, model, way, list(_requests(kind, requests, seed)))
+                    rows.append(_row(kind, way, took))
+                    print(*rows[-1], sep="  ", flush=True)
+    return rows
+
+
+async def _send_all(client: httpx.AsyncClient, model: str, way: str, requests: Sequence[Request]) -> list[Took]:
+    """In their order, AT_A_TIME side by side."""
+    waiting = iter(requests)
+    took: list[Took] = []
+
+    async def send_some() -> None:
+        took.extend([await _send(client, model, way, request) for request in waiting])  # one iterator for all
+
+    await asyncio.gather(*[send_some() for _ in range(AT_A_TIME)])
+    return took
+
+
+async def _send(client: httpx.AsyncClient, model: str, way: str, request: Request) -> Took:
+    body = {"model": model, "messages": request.messages, "max_tokens": _MAX_TOKENS, "temperature": 0}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    headers = {"x-session-id": f"{way} {request.session}", "x-fairlead-context-reuse": way}
+    started_s = time.perf_counter()
+    first_token_ms = 0.0
+    usage: dict[str, Any] = {}
+    async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                if event["choices"] and event["choices"][0]["delta"].get("content") is not None and not first_token_ms:
+                    first_token_ms = 1e3 * (time.perf_counter() - started_s)
+                usage = event.get("usage") or usage
+    details = usage.get("prompt_tokens_details") or {}
+    return Took(first_token_ms, usage["prompt_tokens"], details.get("cached_tokens") or 0)
+
+
+def _requests(kind: str, count: int, seed: int) -> Iterator[Request]:
+    """Documents are of the synthetic lists of `fairlead bench-reuse`, in words that are one token each."""
+    rng = Random(f"{kind} {seed}")
+    vocabulary = [word for half in words.words("en") for word in half]
+    texts: dict[int, str] = {}
+
+    def text(number: int) -> str:
+        if number not in texts:
+            texts[number] = "".join(Random(f"document {number}").choices(vocabulary, k=_DOCUMENT_WORDS))
+        return texts[number]
+
+    def asked(documents: Sequence[int]) -> dict[str, str]:
+        blocks = "\n".join(f'<document id="{number}">\n{text(number)}\n</document>' for number in documents)
+        question = "".join(rng.choices(vocabulary, k=10))
+        return {"role": "user", "content": f"<documents>\n{blocks}\n</documents>\n\nQuestion: {question}"}
+
+    contexts = synthetic(count, seed, documents=120, topics=12).contexts
+    if kind == _SINGLE:
+        for number, context in enumerate(contexts):
+            yield Request(str(number), [asked(context[:10])])
+        return
+    sessions = count // _TURNS_EACH
+    histories: list[list[dict[str, str]]] = [[] for _ in range(sessions)]
+    for _ in range(_TURNS_EACH):
+        for session, history in enumerate(histories):
+            history.append(asked(rng.sample(contexts[session][:8], 4)))  # of 8: some were there in an earlier turn
+            yield Request(str(session), list(history))
+            history.append({"role": "assistant", "content": "".join(rng.choices(vocabulary, k=20))})
+
+
+def _row(kind: str, way: str, took: Sequence[Took]) -> tuple[str, ...]:
+    prompt, cached = sum(one.prompt_tokens for one in took), sum(one.cached_tokens for one in took)
+    percentiles = quantiles([one.first_token_ms for one in took], n=20)
+    times = (f"{percentiles[9]:.0f}", f"{percentiles[18]:.0f}")
+    return (kind, way, str(len(took)), f"{prompt:,}", f"{prompt - cached:,}", f"{cached / prompt:.1%}", *times)
+
+
+def _markdown(facts: str, rows: Sequence[tuple[str, ...]]) -> str:
+    heads = ("Requests", "Reuse", "Sent", "Prompt tokens", "Computed", "Cached", "TTFT p50 ms", "TTFT p95 ms")
+    return f"""# Context reuse in front of real vLLM servers
+
+{facts}
+
+{_REPLICAS} servers of one tiny model on this CPU, behind Envoy and the sidecar; {AT_A_TIME} requests at a time, the
+same for each way, from empty caches. Tokens are those that vLLM counts in `usage`.
+
+{table(heads, rows)}
+
+Documents have {_DOCUMENT_WORDS} tokens. The models' tokenizers know only their own words: a reference or an
+annotation is one or a few tokens here, and some fifteen or thirty with a tokenizer of real models. Answers mean nothing
+with these requests: only the work is measured.
+"""
+
+
+if __name__ == "__main__":
+    main()
