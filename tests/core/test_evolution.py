@@ -6,7 +6,7 @@ from random import Random
 from typing import Any, Final
 
 from gorgo.tuner import GaussianESTuner, OnlineTuner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.core.evolution import EvolutionStrategy, HillClimb
@@ -19,6 +19,7 @@ def package_strategy(seed: int) -> Any:
     return GaussianESTuner(START, BOX, sigma=0.5, sigma_min=0.05, max_steps=10_000, seed=seed)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.floats(-100.0, -0.001), min_size=1, max_size=60))
 def test_the_strategy_proposes_and_accepts_as_the_package(seed: int, scores: list[float]) -> None:
     theirs, ours = package_strategy(seed), EvolutionStrategy(START, BOX, Random(seed))
@@ -34,6 +35,7 @@ def test_the_strategy_proposes_and_accepts_as_the_package(seed: int, scores: lis
         assert (ours.best, ours.best_score, ours.sigma) == (theirs.best_params, theirs.best_score, theirs.sigma)
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 2**32),
     st.integers(1, 40),

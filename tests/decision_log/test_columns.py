@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.core.feedback import Outcome
@@ -62,6 +62,7 @@ def test_blocks_are_numbers_in_the_order_of_their_first_use_as_runs() -> None:
     assert first["block_tokens"] == 480.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 30), max_size=24), max_size=20))
 def test_equal_links_have_equal_numbers_while_they_are_remembered(chains: list[list[int]]) -> None:
     pool, anonymous = Pool(), Anonymous()

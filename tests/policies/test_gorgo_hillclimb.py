@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from fairlead.core.feedback import Outcome, Tuner
 from fairlead.core.pool import Candidate
@@ -31,6 +31,7 @@ def world() -> World:
     return world
 
 
+@settings(deadline=None)
 @given(pools())
 def test_it_chooses_as_gorgo_with_the_weights_in_force(options: list[Candidate]) -> None:
     assert best("gorgo_hillclimb", options) == best("gorgo", options, rtt_weight=0.5, queue_weight=0.1)
