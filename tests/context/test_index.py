@@ -91,10 +91,10 @@ def test_thousands_of_requests_without_a_block_in_common_do_not_slow_it() -> Non
         times = []
         for request in requests:
             blocks = [request * 15 + place for place in range(15)]
-            started_s = time.perf_counter()
+            started_s = time.thread_time()
             assert best(index, blocks) == ()
             index.insert(ROOT, blocks)
-            times.append((time.perf_counter() - started_s) * 1e6)
+            times.append((time.thread_time() - started_s) * 1e6)
         return median(times)
 
     first = micros(range(500))

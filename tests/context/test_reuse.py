@@ -265,6 +265,12 @@ def test_over_the_time_limit_a_request_goes_on_as_it_is_and_stays_so() -> None:
     assert late.rewrite(body, ALL) == body
 
 
+def test_ordinary_texts_are_not_remembered() -> None:
+    reuse = new_reuse()
+    assert reuse.plan(chat({"role": "user", "content": "What is the capital of France? " * 9}), ALL) is None
+    assert reuse.used_bytes == 0
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b'{"messages": 3}', b'{"messages": [1]}', b"\xff", b'{"messages": [{"content": null}]}'],
@@ -285,9 +291,9 @@ def test_a_thousand_requests_without_a_common_document_neither_fail_nor_slow_dow
         times = []
         for request in requests:
             body = chat(ask([f"{request}-{place}" for place in range(10)]))
-            started_s = time.perf_counter()
+            started_s = time.thread_time()
             assert reuse.rewrite(body, ALL) == body
-            times.append(time.perf_counter() - started_s)
+            times.append(time.thread_time() - started_s)
         return 1e3 * median(times)
 
     first = milliseconds(range(200))

@@ -149,6 +149,9 @@ class Work:
             self.pass_on(text)
             return True
         made = draft(escaped.text, text.role, self._settings, self._seen, self._place * _TEXT_PLACE)
+        if not made.groups and not made.whole:  # nothing to remember: it is as soon read again
+            self.pass_on(text)
+            return True
         if too_late():
             return False
         key = self._advance(text)
