@@ -8,14 +8,14 @@ from pathlib import Path
 
 from aiohttp import ClientSession
 
-from fairlead.telemetry import metrics, tuner
+from fairlead.telemetry import metrics, reuse, tuner
 from tests.telemetry.world import AdminPort
 
 TEXT = (Path(__file__).parents[2] / "docs/operate.md").read_text(encoding="utf-8")
 
 
 def test_every_metric_that_operators_are_told_of_exists() -> None:
-    source = inspect.getsource(metrics) + inspect.getsource(tuner)
+    source = "".join(map(inspect.getsource, (metrics, reuse, tuner)))
     declared = set(re.findall(r'"(fairlead_\w+)"', source))
     declared |= {f"fairlead_learned_{name}" for name in re.findall(r'\("(\w+)", "[^"]+", "(?:model|language)"', source)}
     told = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in re.findall(r"\bfairlead_\w+", TEXT)}
