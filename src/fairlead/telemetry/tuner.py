@@ -32,7 +32,7 @@ def add_tuner(app: web.Application, router: Router) -> None:
             return web.Response(status=415, text=f"{_FORM}\n")
         try:
             wanted = msgspec.json.decode(await request.read(), type=dict[str, str]).get("state")
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             wanted = None
         if wanted == "frozen":
             tuner.freeze()
