@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from fairlead.demo.traffic import MAX_ATTEMPTS
 from lab import words
-from lab.ttca.measure import LENGTHS_TOKENS, POLICIES, Asked, Results
-from lab.ttca.report import FIGURE_RIVALS, compared
+from lab.ttca.measure import LENGTHS_TOKENS, POLICIES, RIVALS, Asked, Results
+from lab.ttca.report import compared
 
 # Okabe and Ito's colours but their yellow, too pale for thin lines; the markers tell policies apart without any.
 _COLOURS: Final = ("#D55E00", "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#666666")
@@ -54,9 +54,9 @@ def _after(asked: Sequence[Asked], attempts: int) -> tuple[float, float]:
 
 def _improvement(results: Results) -> Figure:
     """Figure 4: by how much the mean time is below another policy's, for each script and length."""
-    figure = Figure(figsize=(4.4 * len(FIGURE_RIVALS), 4.0), dpi=110, layout="constrained")
+    figure = Figure(figsize=(3.8 * len(RIVALS), 4.0), dpi=110, layout="constrained")
     width = 0.8 / len(words.LANGUAGES)
-    for axes, rival in zip(figure.subplots(1, len(FIGURE_RIVALS), sharey=True), FIGURE_RIVALS, strict=True):
+    for axes, rival in zip(figure.subplots(1, len(RIVALS), sharey=True), RIVALS, strict=True):
         for index, language in enumerate(words.LANGUAGES):
             found = [compared(*_cell(results, rival, language, length)) for length in LENGTHS_TOKENS]
             places = [place + (index - 1) * width for place in range(len(LENGTHS_TOKENS))]

@@ -27,8 +27,8 @@ from lab.ttca.learning import fit, record, right_by_cell
 
 LENGTHS_TOKENS: Final = (64, 128, 256, 512, 1024)
 OURS: Final = ("laar", "fairlead")
-LOAD_AWARE, AFFINITY, CONTROL = "least_request", "session_affinity", "load_aware_exclude_tried"
-POLICIES: Final = (*OURS, LOAD_AWARE, "llm_d_load_aware", AFFINITY, CONTROL)
+RIVALS: Final = ("least_request", "llm_d_load_aware", "session_affinity", "load_aware_exclude_tried")
+POLICIES: Final = (*OURS, *RIVALS)
 
 Report = Callable[[], None]
 
@@ -99,7 +99,7 @@ async def run(command: str, plan: Plan, out: Path, report: Report) -> Results:
         async with LabEngines(plan.models, folder) as engines:
             learning = halves(plan, "first", plan.learnt_from)
             table = out / "attempts.csv"
-            async with running_front(engines, Learnt(None, {}, {}), LOAD_AWARE, folder) as front:
+            async with running_front(engines, Learnt(None, {}, {}), OURS[0], folder) as front:
                 await while_running(record(engines, front, learning, table, report), engines.ended(), front.ended())
             learnt = await fit(table, out)
             assert learnt.capability is not None

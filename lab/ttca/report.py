@@ -15,12 +15,11 @@ from fairlead.bench.numbers import Estimate, estimate
 from fairlead.demo.results import Improvement, Result, improvement
 from fairlead.demo.traffic import ASKERS, MAX_ATTEMPTS
 from lab import words
-from lab.ttca.measure import AFFINITY, CONTROL, LENGTHS_TOKENS, LOAD_AWARE, OURS, POLICIES, Asked, Results
+from lab.ttca.measure import LENGTHS_TOKENS, OURS, POLICIES, RIVALS, Asked, Results
 
 DIFFER_BY: Final = 0.3  # of the share right, between the best and the worst model: then models differ
-FIGURE_RIVALS: Final = (LOAD_AWARE, AFFINITY, CONTROL)
+
 _ATTEMPTS_SHOWN: Final = (1, 2, 3, 5, 10)
-_RIVALS: Final = tuple(policy for policy in POLICIES if policy not in OURS)
 
 _LIMITS: Final = """\
 - The models are toys: they look words up in a dictionary that is in the prompt, and do nothing else. That their \
@@ -117,7 +116,7 @@ def _summary(asked: Sequence[Asked], repeats: int) -> str:
 def _improvements(results: Results, cells: set[tuple[str, int]]) -> str:
     rows = []
     for ours in OURS:
-        for other in (*_RIVALS, *(policy for policy in OURS if policy != ours)):
+        for other in (*RIVALS, *(policy for policy in OURS if policy != ours)):
             pairs = list(zip(results.of(ours), results.of(other), strict=True))
             within = [pair for pair in pairs if (pair[0].language, pair[0].length_tokens) in cells]
             differing = compared([mine for mine, _ in within], [theirs for _, theirs in within])
