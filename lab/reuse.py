@@ -24,7 +24,8 @@ import httpx
 
 from fairlead.bench.machine import machine_facts, this_machine
 from fairlead.bench.markdown import table
-from fairlead.bench.reuse.lists import synthetic
+from fairlead.bench.reuse.lists import Lists, Turn, synthetic
+from fairlead.bench.reuse.shares import hit_share, online
 from fairlead.demo.children import ChildError
 from fairlead.demo.traffic import client_of
 from fairlead.errors import UserError
@@ -36,9 +37,9 @@ from lab.pool import forget_prompts, known, running_front
 WAYS: Final = ("off", "order", "dedup", "order,dedup")
 AT_A_TIME: Final = 2
 _REPLICAS: Final = 2
-_DOCUMENT_WORDS: Final = 100  # a token each
+_DOCUMENT_WORDS: Final = 150  # a token each
 _SINGLE: Final = "one question, 10 documents"
-_TURNS: Final = "conversations of 3 turns, 4 documents a turn"
+_TURNS: Final = "conversations of 3 turns, 3 documents a turn"
 _TURNS_EACH: Final = 3
 _MAX_TOKENS: Final = 2
 
@@ -63,7 +64,7 @@ def main() -> None:
         epilog="Example: python -m lab.reuse stork --requests 60",
     )
     parser.add_argument("model", nargs="?", default="stork", choices=NAMES, metavar="MODEL", help=", ".join(NAMES))
-    parser.add_argument("--requests", type=int, default=120, metavar="N", help="of each kind and way")
+    parser.add_argument("--requests", type=int, default=240, metavar="N", help="of each kind and way")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed makes other requests")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/lab-reuse"), metavar="FOLDER")
     options = parser.parse_args()
@@ -78,7 +79,7 @@ def main() -> None:
             sys.exit(f"error: --out {options.out}: cannot be written ({error.strerror}); name another folder")
         command = f"python -m lab.reuse {options.model} --requests {options.requests} --seed {options.seed}"
         facts = machine_facts(command, options.seed, machine, os.getloadavg()[0])
-        report = _markdown(facts, rows)
+        report = _markdown(facts, rows, _contexts(options.requests, options.seed))
         (options.out / "reuse.md").write_text(report, encoding="utf-8")
         print(report)
 
@@ -134,6 +135,11 @@ async def _send(client: httpx.AsyncClient, model: str, way: str, request: Reques
     return Took(first_token_ms, usage["prompt_tokens"], details.get("cached_tokens") or 0)
 
 
+def _contexts(count: int, seed: int) -> Lists:
+    lists = synthetic(count, seed, documents=60, topics=6)
+    return Lists([Turn(turn.conversation, turn.documents[:10]) for turn in lists.turns], lists.tokens)
+
+
 def _requests(kind: str, count: int, seed: int) -> Iterator[Request]:
     """Documents are of the synthetic lists of `fairlead bench-reuse`, in words that are one token each."""
     rng = Random(f"{kind} {seed}")
@@ -150,16 +156,16 @@ def _requests(kind: str, count: int, seed: int) -> Iterator[Request]:
         question = "".join(rng.choices(vocabulary, k=10))
         return {"role": "user", "content": f"<documents>\n{blocks}\n</documents>\n\nQuestion: {question}"}
 
-    contexts = synthetic(count, seed, documents=120, topics=12).contexts
+    contexts = _contexts(count, seed).contexts
     if kind == _SINGLE:
         for number, context in enumerate(contexts):
-            yield Request(str(number), [asked(context[:10])])
+            yield Request(str(number), [asked(context)])
         return
     sessions = count // _TURNS_EACH
     histories: list[list[dict[str, str]]] = [[] for _ in range(sessions)]
     for _ in range(_TURNS_EACH):
         for session, history in enumerate(histories):
-            history.append(asked(rng.sample(contexts[session][:8], 4)))  # of 8: some were there in an earlier turn
+            history.append(asked(rng.sample(contexts[session][:6], 3)))  # of 6: some were there in an earlier turn
             yield Request(str(session), list(history))
             history.append({"role": "assistant", "content": "".join(rng.choices(vocabulary, k=20))})
 
@@ -171,7 +177,8 @@ def _row(kind: str, way: str, took: Sequence[Took]) -> tuple[str, ...]:
     return (kind, way, str(len(took)), f"{prompt:,}", f"{prompt - cached:,}", f"{cached / prompt:.1%}", *times)
 
 
-def _markdown(facts: str, rows: Sequence[tuple[str, ...]]) -> str:
+def _markdown(facts: str, rows: Sequence[tuple[str, ...]], lists: Lists) -> str:
+    raw, ordered = (hit_share(sent, lists.tokens, None) for sent in (lists.contexts, online(lists)))
     heads = ("Requests", "Reuse", "Sent", "Prompt tokens", "Computed", "Cached", "TTFT p50 ms", "TTFT p95 ms")
     return f"""# Context reuse in front of real vLLM servers
 
@@ -181,6 +188,9 @@ def _markdown(facts: str, rows: Sequence[tuple[str, ...]]) -> str:
 same for each way, from empty caches. Tokens are those that vLLM counts in `usage`.
 
 {table(heads, rows)}
+
+In one cache without limit, {raw:.1%} of the documents of the single questions begin as before in the order received, and
+{ordered:.1%} in the order of context reuse; two servers share them between them.
 
 Documents have {_DOCUMENT_WORDS} tokens. The models' tokenizers know only their own words: a reference or an
 annotation is one or a few tokens here, and some fifteen or thirty with a tokenizer of real models. Answers mean nothing
