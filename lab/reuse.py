@@ -189,8 +189,8 @@ same for each way, from empty caches. Tokens are those that vLLM counts in `usag
 
 {table(heads, rows)}
 
-In one cache without limit, {raw:.1%} of the documents of the single questions begin as before in the order received, and
-{ordered:.1%} in the order of context reuse; two servers share them between them.
+In one cache without limit, {raw:.1%} of the documents of the single questions would be found in the order received,
+and {ordered:.1%} in the order of context reuse; here they are spread over {_REPLICAS} servers.
 
 Documents have {_DOCUMENT_WORDS} tokens. The models' tokenizers know only their own words: a reference or an
 annotation is one or a few tokens here, and some fifteen or thirty with a tokenizer of real models. Answers mean nothing
