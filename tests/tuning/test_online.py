@@ -130,6 +130,33 @@ def test_frozen_by_hand_it_returns_to_the_incumbent_at_once_and_tries_nothing_un
     assert tuner.verdicts.total() > tried
 
 
+def test_frozen_by_hand_it_does_not_thaw_when_the_traffic_changes() -> None:
+    traffic, tuner = tuned(steady)
+    traffic.run(1000)
+    tuner.freeze()
+    traffic.times_ms = lambda _policy, _number: 5000.0
+    tried = tuner.verdicts.total()
+    traffic.run(3000)
+    assert (tuner.state, tuner.verdicts.total()) == ("frozen", tried)
+
+
+@pytest.mark.parametrize("time_ms", [0.0, 1e13])
+def test_times_of_nothing_and_requests_that_never_end_break_nothing(time_ms: float) -> None:
+    traffic, tuner = tuned(lambda _policy, number: time_ms if number > 300 else 100.0)
+    traffic.run(2000)
+    assert tuner.verdicts["accepted"] == 0
+
+
+def test_a_failing_engine_is_no_gain_however_fast_it_fails() -> None:
+    def quick_failures(policy: Any, _number: int) -> float:
+        return 100.0 if policy.queue_weight == 1.0 else 1.0
+
+    traffic, tuner = tuned(quick_failures)
+    for _ in range(3000):
+        traffic.run(1, code=200 if traffic.policy.queue_weight == 1.0 else 503)
+    assert set(tuner.verdicts) == {"guard"}
+
+
 def test_requests_that_never_end_do_not_stop_the_tuner() -> None:
     def lost(_policy: Any, number: int) -> float:
         return 1e12 if number % 50 == 0 else 100.0

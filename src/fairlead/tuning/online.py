@@ -100,6 +100,7 @@ class OnlineTuner:
         self._first_token_loss = 0.0  # of the logarithm of p95, by all that was accepted since the configured weights
         self._incumbent_measures: deque[Measure] = deque(maxlen=_HELD_TO)
         self._strikes = 0
+        self._frozen_by_hand = False
         self._noise_sum = self._noise_weight = 0.0
         self._forget()
 
@@ -123,13 +124,15 @@ class OnlineTuner:
         return math.sqrt(self._noise_sum / self._noise_weight)
 
     def freeze(self) -> None:
-        """Try nothing more: the incumbent stays in force, measured and guarded."""
+        """Try nothing more until `thaw`: the incumbent stays in force, measured and guarded."""
         self.state = "frozen"
+        self._frozen_by_hand = True
 
     def thaw(self) -> None:
         """Search again around the incumbent, with large steps."""
         self._search.restart(self.incumbent)
         self.state = "tuning"
+        self._frozen_by_hand = False
 
     def heard(self, decision: Decision, outcome: Outcome, decided: int, now_s: float) -> Policy | None:
         before, window = self._measuring, self._window
@@ -169,7 +172,7 @@ class OnlineTuner:
         tried, self._candidate_measure = self._candidate_measure, None
         if self.state == "warming":
             self.state = "tuning"
-        elif self.state == "frozen" and before is not None and self._changed(after):
+        elif self.state == "frozen" and not self._frozen_by_hand and before is not None and self._changed(after):
             self._forget()
             self.thaw()
             before = None
@@ -235,7 +238,7 @@ class OnlineTuner:
             self._first_token_loss = 0.0
             self._candidate = None
             self._forget()
-            self.state = "tuning"
+            self.state = "frozen" if self._frozen_by_hand else "tuning"
         self._begin(self.incumbent, decided)
 
     def _begin(self, weights: Weights, decided: int) -> None:
@@ -269,7 +272,7 @@ class OnlineTuner:
         self._noise_sum, self._noise_weight = _EXPECTED_NOISE**2 * _EXPECTED_WEIGHT, _EXPECTED_WEIGHT
 
     def _learn_noise(self, before: Measure, after: Measure) -> None:
-        difference = max(-_CLIPPED, min(_CLIPPED, _log_ratio(after.p95_ms, before.p95_ms)))
+        difference = _clipped_log_ratio(after.p95_ms, before.p95_ms)
         self._noise_sum = self._noise_sum * _NOISE_KEPT + difference**2 / 2  # each of the two has its noise
         self._noise_weight = self._noise_weight * _NOISE_KEPT + 1.0
 
@@ -304,8 +307,11 @@ class OnlineTuner:
 
 def _gain(before_ms: float, tried_ms: float, after_ms: float) -> float:
     """How much smaller than the mean of its neighbours, in logarithms."""
-    gain = (_log_ratio(before_ms, tried_ms) + _log_ratio(after_ms, tried_ms)) / 2
-    return max(-_CLIPPED, min(_CLIPPED, gain))
+    return (_clipped_log_ratio(before_ms, tried_ms) + _clipped_log_ratio(after_ms, tried_ms)) / 2
+
+
+def _clipped_log_ratio(above_ms: float, below_ms: float) -> float:
+    return max(-_CLIPPED, min(_CLIPPED, _log_ratio(above_ms, below_ms)))
 
 
 def _log_ratio(above_ms: float, below_ms: float) -> float:
