@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,14 @@ _ENVIRONMENT: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class Extra:
+    """Settings of one server beyond those of all."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class LabEngine:
     """A running server. `events` and `replay` are ZMQ addresses."""
 
@@ -54,14 +62,15 @@ class LabEngine:
 class LabEngines:
     """`async with LabEngines(models, folder) as engines:` starts a server for each name in `models`, and stops them.
 
-    Builds the lab's environment if need be. Raises UserError for what the user can change, ChildError where a server
-    does not come up.
+    `extra` tells the further settings of each, by its number. Builds the lab's environment if need be. Raises UserError
+    for what the user can change, ChildError where a server does not come up.
     """
 
-    def __init__(self, models: Sequence[str], folder: Path) -> None:
+    def __init__(self, models: Sequence[str], folder: Path, extra: Callable[[int], Extra] | None = None) -> None:
         self.running: tuple[LabEngine, ...] = ()
         self._models = models
         self._folder = folder
+        self._extra = extra if extra is not None else lambda _: Extra((), {})
         self._stack = AsyncExitStack()
 
     async def ended(self) -> Never:
@@ -75,9 +84,16 @@ class LabEngines:
             started = []
             for number, (model, port) in enumerate(zip(self._models, free_ports(len(self._models)), strict=True)):
                 events, replay = f"ipc://{self._folder}/events-{number}", f"ipc://{self._folder}/replay-{number}"
-                command = _command(python, model, port, events, replay)
+                more = self._extra(number)
+                command = [*_command(python, model, port, events, replay), *more.arguments]
                 log = self._folder / f"vllm-{number}.log"
-                child = Child(f"vLLM with {model}", command[1:], log, program=command[:1], environment=_ENVIRONMENT)
+                child = Child(
+                    f"vLLM with {model}",
+                    command[1:],
+                    log,
+                    program=command[:1],
+                    environment={**_ENVIRONMENT, **more.environment},
+                )
                 await stack.enter_async_context(child)
                 started.append(LabEngine(model, f"127.0.0.1:{port}", events, replay, child))
             await all_of(*[_until_warm(engine) for engine in started])
