@@ -46,6 +46,18 @@ def accuracy_file(folder: Path, probability: float) -> Path:
     return path
 
 
+def test_with_a_bootstrap_port_it_has_a_kv_connector_and_tells_where() -> None:
+    command = [*COMMAND, "--model", "m", "--listen", "127.0.0.1:0", "--bootstrap-port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            told = process.stdout.readline().partition("its bootstrap server on ")[2]
+            known = httpx.get(f"http://{told.split(',')[0]}/query").json()
+        finally:
+            process.kill()
+    assert known["0"]["engine_id"]
+
+
 def test_it_tells_its_address_serves_and_ends_with_0_on_sigterm() -> None:
     with started() as (process, url):
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "m"

@@ -34,6 +34,10 @@ def engine(
     max_model_len: Annotated[int, typer.Option(help="Most tokens of a prompt and its answer.")] = 131072,
     time_scale: Annotated[float, typer.Option(help="How much faster than real time it runs.")] = 1.0,
     seed: Annotated[int, typer.Option(help="For the answers above temperature 0.")] = 0,
+    bootstrap_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Of a Mooncake connector, as vLLM's: its KV can then be copied elsewhere."),
+    ] = None,
 ) -> None:
     """Run a simulated engine: OpenAI's, Anthropic's and SGLang's APIs, real batching and caching, invented answers.
 
@@ -46,6 +50,7 @@ def engine(
 
     from fairlead.core.capability import NEUTRAL
     from fairlead.errors import UserError
+    from fairlead.simulate.kv_exchange import KvOptions
     from fairlead.simulate.parameters import EngineParameters
     from fairlead.simulate.server import EngineOptions
 
@@ -70,6 +75,7 @@ def engine(
         capability=NEUTRAL if accuracy is None else _capability(accuracy, model),
         time_scale=time_scale,
         seed=seed,
+        kv=None if bootstrap_port is None else KvOptions("mooncake", bootstrap_port),
     )
     try:
         uvloop.run(_run(options))
@@ -88,7 +94,9 @@ async def _run(options: EngineOptions) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running_engine(options) as running:
-        typer.echo(f"simulated {options.kind} engine of {options.model} listens on http://{running.address}")
+        exchange = running.exchange
+        bootstrap = f", its bootstrap server on {exchange.address}," if exchange is not None else ""
+        typer.echo(f"simulated {options.kind} engine of {options.model}{bootstrap} listens on http://{running.address}")
         await stop.wait()
 
 
