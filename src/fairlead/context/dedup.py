@@ -22,6 +22,7 @@ from fairlead.context.blocks import Group
 from fairlead.context.escaped import Piece
 
 LEAST_BYTES: Final = 200  # a shorter body is hardly longer than a reference to it
+LEAST_IN_PARTS_BYTES: Final = 2048  # of a shorter span no parts are looked for: they save less than they cost
 _LEAST_PART_BYTES: Final = 512
 _CHUNK_LEAST, _CHUNK_MOST = 256, 4096  # bytes
 _CUT_ONE_IN: Final = 4  # of the lines beyond the least size
@@ -65,6 +66,8 @@ def without_repeated_parts(
     Parts are one reference if they followed one another there. The span's own parts and their places, counted from
     `text_place`, are put into `own`.
     """
+    if end - start < LEAST_IN_PARTS_BYTES:
+        return [(start, end)]
     pieces: list[Piece] = []
     kept_to = run_start = run_end = start
     expected = -1  # where the run would go on in what was read before

@@ -13,7 +13,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from fairlead.context.annotate import order_annotation
 from fairlead.context.blocks import Format, Group, find_groups
-from fairlead.context.dedup import Seen, repeated_blocks, without_repeated_parts
+from fairlead.context.dedup import LEAST_IN_PARTS_BYTES, Seen, repeated_blocks, without_repeated_parts
 from fairlead.context.escaped import Piece, applied
 from fairlead.context.order import Order
 
@@ -69,7 +69,8 @@ def draft(text: bytes, role: str, settings: Settings, seen: Seen, text_place: in
                 body = ((block.body_start, block.body_end),)
             blocks.append(_joined((block.start, block.body_start), *body, (block.body_end, block.end)))
         rendered.append(tuple(blocks))
-    if not groups and settings.dedup and role == "tool" and not text.lstrip().startswith((b"{", b"[")):
+    is_plain = not groups and len(text) >= LEAST_IN_PARTS_BYTES and not text.lstrip().startswith((b"{", b"["))
+    if is_plain and settings.dedup and role == "tool":
         whole = _joined(*without_repeated_parts(text, 0, len(text), seen, own_parts, text_place))
     dropped_bytes = _missing(whole, 0, len(text)) if whole else 0
     for group, written in zip(groups, rendered, strict=True):
