@@ -23,11 +23,14 @@ from fairlead.errors import UserError
 from fairlead.policies import build_policy
 from fairlead.replay.moving import CONNECTORS, Moving, MovingSimulation
 from fairlead.replay.simulation import Answer, Simulation
-from fairlead.replay.workload import Workload
+from fairlead.replay.workload import Conversation, Workload, cut_runs
 from fairlead.replay.world import World
 
 REFERENCE: Final = "least_request"
 _LATE: Final = re.compile(r"^(.*)@([0-9.]+)s$")
+_ROUNDS: Final = 4  # of full batches: a trace that fits into one would be answered at once, and tell nothing
+_MOST_COPIES: Final = 1000
+_IDS: Final = 1 << 49  # between copies; above what readers give
 _MIDDLE: Final = (0.1, 0.7)  # of the answers, by their end: before it caches fill, after it engines run out of work
 
 
@@ -80,6 +83,21 @@ def contestant(text: str) -> Contestant:
     return Contestant(text, name, parameters, scrape_s, _moving(moving, text) if plus else None)
 
 
+def _at_once(world: World, workload: Workload) -> int:
+    """How many requests the engines can have in their batches, by the mean prompt."""
+    tokens = sum(turn.prompt_tokens for each in workload.conversations for turn in each.turns) // workload.requests
+    return sum(min(spec.engine.max_num_seqs, spec.kv_tokens // max(1, tokens)) for spec in world.endpoints)
+
+
+def _copy(conversation: Conversation, number: int) -> Conversation:
+    """From the start, and with blocks of its own, so that copies share nothing with each other."""
+    turns = [
+        msgspec.structs.replace(turn, runs=cut_runs(turn.runs, turn.prompt_tokens, number * _IDS))
+        for turn in (conversation.turns if number else ())
+    ]
+    return msgspec.structs.replace(conversation, start_ms=0.0, turns=tuple(turns) or conversation.turns)
+
+
 def _settings(text: str, whole: str) -> tuple[str, dict[str, Any]]:
     name, *settings = text.split(":")
     parameters: dict[str, Any] = {}
@@ -122,9 +140,9 @@ def faster_for(load: float, world: World, workload: Workload, reference: Contest
 
 def capacity_per_s(world: World, workload: Workload, reference: Contestant) -> float:
     """Requests a second that the world answers under `reference` when it never waits for one."""
+    copies = min(-(-_ROUNDS * _at_once(world, workload) // workload.requests), _MOST_COPIES)
     at_once = msgspec.structs.replace(
-        workload,
-        conversations=tuple(msgspec.structs.replace(each, start_ms=0.0) for each in workload.conversations),
+        workload, conversations=tuple(_copy(each, n) for n in range(copies) for each in workload.conversations)
     )
     ends_ms: list[float] = []
 
