@@ -15,14 +15,17 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     PlainSerializer,
     PositiveInt,
+    Tag,
     ValidationError,
     model_validator,
 )
 
 from fairlead.addresses import Address, GrpcAddress, Store, ZmqAddress, without_password
+from fairlead.cascade.serving.settings import CascadeRouteSettings
 from fairlead.context.blocks import DEFAULT_FORMATS, Format
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
@@ -230,11 +233,18 @@ class Reuse(_Section):
     formats: Annotated[tuple[Format, ...], Field(strict=False, min_length=1)] = DEFAULT_FORMATS
 
 
+_MODELS, _CASCADE = "<models>", "<cascade>"
+Route = Annotated[
+    Annotated[Names, Tag(_MODELS)] | Annotated[CascadeRouteSettings, Tag(_CASCADE)],
+    Discriminator(lambda value: _CASCADE if isinstance(value, dict | CascadeRouteSettings) else _MODELS),
+]
+
+
 class Config(_Section):
     listen: Listen = Listen()
     gateway: Gateway = Gateway()
     pool: Pool
-    routes: dict[str, Names] = {}
+    routes: dict[str, Route] = {}
     policy: PolicyConfig = PolicyConfig()
     sessions: Sessions = Sessions()
     prefixes: Prefixes = Prefixes()
@@ -272,20 +282,30 @@ class Config(_Section):
     @model_validator(mode="after")
     def _routes_lead_to_served_models(self) -> Self:
         served = self.pool.served_models()
-        for route, models in self.routes.items():
+        for route, models in self.models_of_routes().items():
             if route in served:
                 raise _InvalidAtError(
                     ("routes", route), f'"{route}" is also a served model; give the route another name'
                 )
             if not models:
                 raise _InvalidAtError(("routes", route), "the route has no model; list at least one served model")
+            listed = ("cascade",) if route in self.cascades() else ()
             for index, model in enumerate(models):
                 if model not in served:
                     known = ", ".join(sorted(served))
                     raise _InvalidAtError(
-                        ("routes", route, index), f'no endpoint serves "{model}"; served are: {known}'
+                        ("routes", route, *listed, index), f'no endpoint serves "{model}"; served are: {known}'
                     )
         return self
+
+    def models_of_routes(self) -> dict[str, tuple[str, ...]]:
+        return {
+            name: route.cascade if isinstance(route, CascadeRouteSettings) else route
+            for name, route in self.routes.items()
+        }
+
+    def cascades(self) -> dict[str, CascadeRouteSettings]:
+        return {name: route for name, route in self.routes.items() if isinstance(route, CascadeRouteSettings)}
 
     def model(self, name: str) -> ModelConfig:
         return self.pool.models.get(name, _DEFAULT_MODEL)
@@ -353,7 +373,7 @@ def _lines(node: yaml.Node, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
 
 def _explain(error: ValidationError, lines: dict[_Path, int], source: str, page: str) -> Iterator[str]:
     for problem in error.errors():
-        path: _Path = tuple(problem["loc"])
+        path: _Path = tuple(part for part in problem["loc"] if part not in (_MODELS, _CASCADE))
         message = problem["msg"].removeprefix("Value error, ").replace("tuple", "list")
         cause = problem.get("ctx", {}).get("error")
         if isinstance(cause, _InvalidAtError):

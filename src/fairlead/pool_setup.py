@@ -34,7 +34,7 @@ def make_pool(config: Config, folder: Path, current: Pool | None = None) -> Pool
         )
         endpoints.append(endpoint)
     stay = current.by_address if current is not None else {}
-    return Pool([_kept(stay.get(endpoint.address), endpoint) for endpoint in endpoints], config.routes)
+    return Pool([_kept(stay.get(endpoint.address), endpoint) for endpoint in endpoints], config.models_of_routes())
 
 
 def _kept(known: Endpoint | None, configured: Endpoint) -> Endpoint:

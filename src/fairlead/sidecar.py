@@ -14,12 +14,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import aiohttp
 import msgspec
 import structlog
 from aiohttp import web
 
 from fairlead.addresses import host_and_port
-from fairlead.config import ANY_ROUTE, Config, ConfigError, Migration, load
+from fairlead.cascade.serving.counts import CascadeCounts
+from fairlead.cascade.serving.escalation import Escalation
+from fairlead.cascade.serving.judges import load_judges
+from fairlead.cascade.serving.samples import SampleFile
+from fairlead.config import ANY_ROUTE, Config, Migration, load
 from fairlead.context.reuse import ContextReuse
 from fairlead.core.budget import MessageBudget
 from fairlead.core.learning import Learner
@@ -34,6 +39,7 @@ from fairlead.engines.kv_following import KvFollowing
 from fairlead.engines.kv_transfer import Deadlines
 from fairlead.engines.observer import Observers
 from fairlead.errors import UserError
+from fairlead.extproc.cascade import RequestCascades
 from fairlead.extproc.pick import Shared
 from fairlead.extproc.reuse import RequestReuse, ReuseRule
 from fairlead.extproc.server import ProcessorServer
@@ -81,6 +87,7 @@ class Sidecar:
         self.learner = Learner()
         self.reuse = RequestReuse(ContextReuse(clock_s=time.perf_counter))
         self._use_reuse()
+        self.cascades = RequestCascades(CascadeCounts())
         self._observers = Observers(self.config.observe, pool.endpoints)
         self._processor = ProcessorServer(
             Shared(
@@ -94,6 +101,7 @@ class Sidecar:
                 budget=MessageBudget(self.config.observe.messages_per_second),
                 mover=self.mover,
                 reuse=self.reuse,
+                cascades=self.cascades,
             ),
             self.config.listen.grpc,
         )
@@ -115,6 +123,8 @@ class Sidecar:
 
     async def start(self) -> None:
         """Listen and observe. Raises UserError when an address is taken."""
+        self.cascades.escalation = self._escalation()
+        self._use_cascades(self.config)
         try:
             await self._processor.start()
         except OSError:
@@ -130,6 +140,7 @@ class Sidecar:
             self.store,
             self.mover,
             self.reuse.reuse,
+            self.cascades.counts,
         )
         sources = Sources(
             router=self.router,
@@ -165,6 +176,8 @@ class Sidecar:
         """Refuse new requests, let running ones finish for `listen.drain_s`, then stop."""
         self._draining = True
         await self._processor.drain(self.config.listen.drain_s)
+        if self.cascades.escalation is not None:
+            await self.cascades.escalation.close()
         await self.mover.stop()
         if self.store is not None:
             await self.store.stop()
@@ -180,7 +193,8 @@ class Sidecar:
         try:
             config = load(self._path)
             pool = make_pool(config, self._path.parent, self.router.pool)
-        except ConfigError as error:
+            self._use_cascades(config)
+        except UserError as error:
             self.recorder.reloads_refused += 1
             log.error("the new configuration is refused, the old one stays", reason=str(error))
             return
@@ -265,6 +279,28 @@ class Sidecar:
             for name, rule in self.config.reuse.items()
         }
         self.reuse.use(rules, rules.get(ANY_ROUTE))
+
+    def _escalation(self) -> Escalation:
+        host, port = host_and_port(self.config.gateway.listen)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return Escalation(
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False),
+            f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+            self.cascades.counts,
+            time.perf_counter,
+            tuple(name.lower() for name in self.config.sessions.headers),
+            (self.config.tenants.header or "").lower(),
+        )
+
+    def _use_cascades(self, config: Config) -> None:
+        """Routes, judges and thresholds, all at once. Raises UserError for a judge that cannot be loaded."""
+        cascades, escalation, folder = config.cascades(), self.cascades.escalation, self._path.parent
+        assert escalation is not None
+        escalation.judges = load_judges(cascades, folder, escalation.session)
+        escalation.sample_files = {
+            name: SampleFile(folder / route.sample.file) for name, route in cascades.items() if route.sample is not None
+        }
+        self.cascades.use({name: route.route(name) for name, route in cascades.items()})
 
     def _bootstraps(self) -> dict[str, str]:
         configured = zip(self.config.pool.endpoints, self.router.pool.endpoints, strict=True)

@@ -23,6 +23,7 @@ _EXAMPLE = "Example: fairlead plan --settings cascade.yaml --profile profile.jso
 _PROFILE_EXAMPLE = (
     "Example: fairlead plan profile requests.jsonl --url http://127.0.0.1:8080 --models small,large --judge judge:exact"
 )
+_WATCH_EXAMPLE = "Example: fairlead plan watch --route answer --config fairlead.yaml --min-quality 85"
 _PLANNING_LIBRARIES = {"numpy", "scipy", "matplotlib"}
 
 _commands = typer.Typer(
@@ -200,6 +201,42 @@ async def _profile(requests: list[Request], asking: Asking, judge: str, judge_mo
                 return await ask_and_judge(requests, asking, chosen, out, done, session, lambda: progress.advance(task))
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
+
+
+@_commands.command(epilog=_WATCH_EXAMPLE)
+def watch(
+    route: Annotated[str, typer.Option(help="The cascade in the configuration.", metavar="NAME")],
+    config: Annotated[Path, typer.Option(help="The sidecar's configuration.", metavar="FILE")] = Path("fairlead.yaml"),
+    settings: Annotated[Path, typer.Option(help="Models, GPUs and traffic.", metavar="FILE")] = Path("cascade.yaml"),
+    profile: Annotated[Path, typer.Option(help="What the present plan is from.", metavar="FILE")] = Path(
+        "profile.jsonl"
+    ),
+    min_quality: Annotated[float | None, typer.Option(min=0, max=100, help="As in the present plan.")] = None,
+    max_latency_ms: Annotated[float | None, typer.Option(min=1, help="As in the present plan.")] = None,
+    window_s: Annotated[float, typer.Option(min=0.5, help="Three windows in a row decide.")] = 300.0,
+    windows: Annotated[int | None, typer.Option(min=1, help="End after so many.", show_default="endless")] = None,
+    out: Annotated[Path, typer.Option(help="The newest plan.", metavar="FILE")] = Path("plan.yaml"),
+    advice: Annotated[Path, typer.Option(help="Replica counts for Kubernetes.", metavar="FILE")] = Path(
+        "allocation.yaml"
+    ),
+) -> None:
+    """Plan again whenever the traffic has moved: new thresholds at once, new GPUs as advice.
+
+    The route needs `sample: {share: ..., file: ...}` in the configuration.
+    """
+    if (min_quality is None) == (max_latency_ms is None):
+        raise UserError("say what to plan for: --min-quality 85, or --max-latency-ms 5000")
+    with _planning_libraries():
+        from fairlead.cascade.planner.search import Aim
+        from fairlead.cascade.planner.settings import load_settings
+        from fairlead.cascade.replanning import Replanner, Watched, watch_windows
+        from fairlead.cascade.rows import read_rows
+
+        planner = Replanner(load_settings(settings), Aim(min_quality, max_latency_ms), read_rows(profile))
+        watched = Watched(config, route, out, advice, window_s)
+        with contextlib.suppress(KeyboardInterrupt):
+            for line in watch_windows(planner, watched, windows):
+                typer.echo(line)
 
 
 def _judge(name: str, model: str, session: aiohttp.ClientSession) -> Judge:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from fairlead.cascade.serving.escalation import in_one_piece
+from fairlead.cascade.serving.route import Entry
 from fairlead.core.budget import MessageBudget
 from fairlead.core.facts import RequestFacts, make_facts
 from fairlead.core.learning import Learner
@@ -17,6 +19,7 @@ from fairlead.core.router import Decision, Refusal, Router
 from fairlead.core.splice import replace_top_level
 from fairlead.extproc import headers as h
 from fairlead.extproc import refusals
+from fairlead.extproc.cascade import RequestCascades
 from fairlead.extproc.refusals import HttpAnswer
 from fairlead.extproc.reuse import RequestReuse
 from fairlead.migration.mover import Mover
@@ -37,6 +40,7 @@ class Shared:
     budget: MessageBudget = field(default_factory=lambda: MessageBudget(0.0))  # nothing is observed in full
     mover: Mover | None = None  # none: no session is copied
     reuse: RequestReuse | None = None  # of context; None: prompts go as they come
+    cascades: RequestCascades | None = None
 
 
 class Pick(msgspec.Struct, frozen=True, gc=False):
@@ -48,6 +52,7 @@ class Pick(msgspec.Struct, frozen=True, gc=False):
     request: RequestFacts
     tokens_ratio: float  # that the request's tokens were made with
     reuse: bytes = b""  # what context reuse saved, for the client
+    entry: Entry | None = None  # into a cascade, whose judge is to see the answer
 
 
 class Refused(msgspec.Struct, frozen=True, gc=False):
@@ -58,9 +63,19 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
 
 
 def pick(
-    shared: Shared, path: str, headers: h.Headers, request_id: bytes, body: bytes, subset: Collection[str] | None
+    shared: Shared,
+    path: str,
+    headers: h.Headers,
+    request_id: bytes,
+    body: bytes,
+    subset: Collection[str] | None,
+    *,
+    can_hold: bool = True,
 ) -> Pick | Refused:
-    """Choose the endpoint for a generation request. The load of a `Pick` is taken: its ticket must be released."""
+    """Choose the endpoint for a generation request. The load of a `Pick` is taken: its ticket must be released.
+
+    `can_hold`: Envoy can hold the answer back for a judge.
+    """
     started_s = shared.clock_s()
     prompt = parse(body, path)
     if isinstance(prompt, Malformed):
@@ -75,7 +90,15 @@ def pick(
         shaped = reuse.shape(asked, path, headers, body, prompt, session_id or b"", tenant)
         prompt = prompt if shaped is None else shaped.prompt
     facts = make_facts(prompt, asked, attempted_models, session_id, tenant, shared.learner.ratio)
-    decision = shared.router.decide(facts, subset, started_s, () if shaped is None else shaped.others)
+    others = () if shaped is None else shaped.others
+    cascade = None if shared.cascades is None else shared.cascades.route_of(asked, headers)
+    entry = None
+    if cascade is None or shared.cascades is None:
+        decision = shared.router.decide(facts, subset, started_s, others)
+    else:
+        decision, facts, entry = shared.cascades.decide(
+            shared.router, cascade, facts, path, body, subset, started_s, others, can_hold=can_hold
+        )
     if isinstance(decision, Refusal):
         if decision.reason == "unknown_model":
             return Refused(refusals.unknown_model(asked))
@@ -86,6 +109,8 @@ def pick(
         facts, sent, saved = reuse.settle(shaped, decision, facts, body, shared.router.index, started_s)
     if sent is not None and (prompt.has_kv_transfer_params or asked not in (decision.model, ANY_MODEL)):
         sent = _rewritten(sent, asked, decision.model, prompt.has_kv_transfer_params)
+        if sent is not None and entry is not None and entry.streams:
+            sent = in_one_piece(sent)
         if sent is None:
             shared.router.withdraw(decision, started_s)
             return Refused(refusals.malformed("The body has a key twice at its top level; write it once", None), asked)
@@ -94,7 +119,7 @@ def pick(
     changed = None if sent is body else sent
     if shared.mover is not None and isinstance(decision.migration, Move) and not decision.migration.redirects:
         shared.mover.offer(decision.migration, facts, path, body if changed is None else changed)
-    return Pick(decision, asked or decision.model, changed, facts, shared.learner.ratio(facts.language), saved)
+    return Pick(decision, asked or decision.model, changed, facts, shared.learner.ratio(facts.language), saved, entry)
 
 
 def _rewritten(body: bytes, asked: str, model: str, has_kv_transfer_params: bool) -> bytes | None:

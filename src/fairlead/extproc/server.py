@@ -5,6 +5,7 @@ The processor's methods are registered by name with plain message classes: no ge
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
@@ -13,6 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
+from fairlead.extproc import replies
 from fairlead.extproc.pb.ext_proc_pb2 import ProcessingRequest
 from fairlead.extproc.pick import Shared
 from fairlead.extproc.stream import Stream
@@ -71,15 +73,40 @@ class ProcessorServer:
         stream = Stream(self._shared)
         self.running_streams += 1
         try:
-            while True:
-                message = await context.read()
-                if not isinstance(message, ProcessingRequest):  # grpc.aio.EOF
-                    break
+            message = await context.read()
+            while isinstance(message, ProcessingRequest):  # not grpc.aio.EOF
                 for reply in self._replies(stream, message):
                     await context.write(reply)
+                message = await (context.read() if stream.held is None else self._settle(stream, context))
         finally:
             self.running_streams -= 1
             stream.close()
+
+    async def _settle(
+        self, stream: Stream, context: grpc.aio.ServicerContext[ProcessingRequest, bytes]
+    ) -> ProcessingRequest | Any:
+        """Reply to a held answer once it is settled; the next message. If the client leaves first, it is dropped."""
+        held, cascades = stream.held, self._shared.cascades
+        assert held is not None
+        assert cascades is not None
+        stream.held = None
+        reading = asyncio.ensure_future(context.read())
+        settling = asyncio.ensure_future(cascades.settle(held))
+        try:
+            await asyncio.wait((reading, settling), return_when=asyncio.FIRST_COMPLETED)
+            if settling.done():
+                await context.write(self._settled(settling))
+            return await reading
+        finally:
+            reading.cancel()
+            settling.cancel()
+
+    def _settled(self, settling: asyncio.Future[bytes]) -> bytes:
+        try:
+            return settling.result()
+        except Exception:  # a fault of ours must not become the client's
+            self._shared.recorder.stream_failed(traceback.format_exc(limit=-8))
+            return replies.RESPONSE_BODY
 
     def _replies(self, stream: Stream, message: ProcessingRequest) -> Iterable[bytes]:
         try:

@@ -14,12 +14,14 @@ from collections.abc import Collection, Iterable
 from itertools import cycle, islice
 from typing import Final
 
+from fairlead.cascade.serving.route import Entry
 from fairlead.core.feedback import Outcome
 from fairlead.core.learning import Observation
 from fairlead.core.prompt import generation_path
 from fairlead.core.router import Decision, Refusal
 from fairlead.extproc import headers as h
 from fairlead.extproc import refusals, replies
+from fairlead.extproc.cascade import Held, wait_for
 from fairlead.extproc.models import models_answer
 from fairlead.extproc.observed import EVENT_STREAM, ObservedAnswer
 from fairlead.extproc.pb.ext_proc_pb2 import BUFFERED, FULL_DUPLEX_STREAMED, ProcessingRequest
@@ -51,6 +53,7 @@ class Stream:
         "_decision",
         "_ended",
         "_headers",
+        "_holding",
         "_observed",
         "_path",
         "_pick_made",
@@ -64,6 +67,7 @@ class Stream:
         "_shared",
         "_started_s",
         "_subset",
+        "held",
     )
 
     def __init__(self, shared: Shared) -> None:
@@ -85,6 +89,8 @@ class Stream:
         self._seen: Observation | None = None  # what the observed answer said
         self._route = ""
         self._code = ABORTED_CODE
+        self._holding: Entry | None = None  # the answer's body is for a judge
+        self.held: Held | None = None  # until it is settled, Envoy waits
 
     def on(self, message: ProcessingRequest) -> Replies:
         """Replies to one message, in order. Raises nothing that a client could cause."""
@@ -197,7 +203,10 @@ class Stream:
 
     def _pick(self, *, end_of_stream: bool) -> Replies:
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        picked = pick(self._shared, self._path or "", self._headers, self._request_id, body, self._subset)
+        picked = pick(
+            self._shared, self._path or "", self._headers, self._request_id, body, self._subset,
+            can_hold=not self._request_duplex,
+        )  # fmt: skip
         self._body = []
         if isinstance(picked, Refused):
             return self._refuse(picked.answer, picked.route)
@@ -249,11 +258,22 @@ class Stream:
         ended = message.response_headers.end_of_stream
         if ended:
             self.close()
-        observe = code == HTTP_OK and not ended and self._starts_observing(content_type)
         why = decision.why if address == decision.addresses[0] else "fallback"
-        observe = observe and not self._response_duplex
         reuse = b"" if self._pick_made is None else self._pick_made.reuse
+        if code == HTTP_OK and not ended and self._holds(message):
+            return (replies.held_response_headers(decision.model, address, why, self._request_id, reuse),)
+        observe = code == HTTP_OK and not ended and self._starts_observing(content_type)
+        observe = observe and not self._response_duplex
         return (replies.response_headers(decision.model, address, why, self._request_id, observe=observe, reuse=reuse),)
+
+    def _holds(self, message: ProcessingRequest) -> bool:
+        """Whether the answer is for a judge, who may take his time."""
+        picked, cascades = self._pick_made, self._shared.cascades
+        if picked is None or picked.entry is None or cascades is None:
+            return False
+        if cascades.holds(picked.entry, h.read(message.response_headers.headers)):
+            self._holding = picked.entry
+        return self._holding is not None
 
     def _note_outcome(self, decision: Decision, address: str, content_type: bytes) -> None:
         """Tell the endpoints how the request went: Envoy passed over those before the one that served."""
@@ -288,6 +308,12 @@ class Stream:
 
     def _on_response_body(self, message: ProcessingRequest) -> Replies:
         part = message.response_body
+        if self._holding is not None:
+            # The first model is done, whatever is done with its answer.
+            self.held = Held(self._holding, self._headers, self._request_id, part.body, self._started_s)
+            self._holding = None
+            self.close()
+            return (wait_for(self.held),)
         observed = self._observed
         if observed is not None:
             shared = self._shared

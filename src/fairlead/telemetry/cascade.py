@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from fairlead.cascade.serving.counts import CascadeCounts
-from fairlead.telemetry.metrics import histogram
+from fairlead.telemetry.families import histogram
 
 
 def metrics(counts: CascadeCounts) -> Iterator[Metric]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from fairlead.cascade.serving.counts import CascadeCounts
 from fairlead.context.reuse import ContextReuse
 from fairlead.core.learning import Learner
 from fairlead.core.router import Router
 from fairlead.engines.watch import WatchCounts
 from fairlead.migration.mover import Mover
-from fairlead.telemetry import reuse, tuner
+from fairlead.telemetry import cascade, reuse, tuner
+from fairlead.telemetry.families import histogram
 from fairlead.telemetry.moves import move_metrics
-from fairlead.telemetry.recorder import Histogram, Recorder
+from fairlead.telemetry.recorder import Recorder
 
 if TYPE_CHECKING:  # libraries that only some installations have
     from fairlead.engines.kv_events import KvEventCounts
@@ -39,6 +40,7 @@ class FairleadCollector(Collector):
         store: SharedStore | None = None,
         mover: Mover | None = None,
         reuse: ContextReuse | None = None,
+        cascades: CascadeCounts | None = None,
     ) -> None:
         self._router = router
         self._recorder = recorder
@@ -49,6 +51,7 @@ class FairleadCollector(Collector):
         self._store = store
         self._mover = mover
         self._reuse = reuse
+        self._cascades = cascades
 
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
@@ -62,6 +65,8 @@ class FairleadCollector(Collector):
             yield from move_metrics(self._router.planner, self._mover)
         if self._reuse is not None:
             yield from reuse.metrics(self._reuse)
+        if self._cascades is not None:
+            yield from cascade.metrics(self._cascades)
         yield from self._faults()
 
     def _requests(self) -> Iterator[Metric]:
@@ -246,14 +251,4 @@ def _counter(name: str, text: str, by_model: dict[str, int]) -> Metric:
     family = CounterMetricFamily(name, text, labels=("model",))
     for model, count in by_model.items():
         family.add_metric((model,), count)
-    return family
-
-
-def histogram(
-    name: str, text: str, labels: tuple[str, ...], series: Iterable[tuple[tuple[str, ...], Histogram]]
-) -> Metric:
-    family = HistogramMetricFamily(name, text, labels=labels)
-    for values, seen in series:
-        bounds = (*map(str, seen.bounds), "+Inf")
-        family.add_metric(values, list(zip(bounds, accumulate(seen.counts), strict=True)), seen.sum)
     return family

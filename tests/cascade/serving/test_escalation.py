@@ -49,9 +49,10 @@ class World:
             return asked["model"] if reply is None else await reply(asked)
 
         self.escalation = escalation = Escalation(
-            self._session, await self._endpoint(by_name), {"answer": FunctionJudge(judge)}, self.counts,
+            self._session, await self._endpoint(by_name), self.counts,
             time.perf_counter, ("x-session-id",),
         )  # fmt: skip
+        escalation.judges = {"answer": FunctionJudge(judge)}
         escalation.sample_files = self.sample_files
         request = {"model": "answer", "messages": [{"role": "user", "content": "?"}], **body}
         streams = bool(body.get("stream"))

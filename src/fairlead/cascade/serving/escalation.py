@@ -72,23 +72,27 @@ class Escalation:
         self,
         session: aiohttp.ClientSession,
         gateway_url: str,
-        judges: Mapping[str, Judge],
         counts: CascadeCounts,
         clock_s: Callable[[], float],
         session_headers: tuple[str, ...] = (),
         tenant_header: str = "",
     ) -> None:
-        self.judges = judges  # by route
+        self.judges: Mapping[str, Judge] = {}  # by route
         self.sample_files: Mapping[str, SampleFile] = {}  # by route
         self.samples = Samples()
         self.gateway_url = gateway_url
         self.secret = secrets.token_hex(16).encode()
-        self._session = session
+        self.session = session
         self._rng = Random()
         self._counts = counts
         self._clock_s = clock_s
         self._session_headers = session_headers
         self._passed_on = (*_PASSED_ON, *([tenant_header] if tenant_header else ()))
+
+    async def close(self) -> None:
+        """End what runs beside requests, and the connections."""
+        await self.samples.stop()
+        await self.session.close()
 
     async def settle(
         self, entry: Entry, headers: Mapping[bytes, bytes], request_id: bytes, first: bytes, started_s: float
@@ -189,7 +193,7 @@ class Escalation:
             return None
         own = {name: f"{value}/{model}" for name, value in headers.items() if name in self._session_headers}
         try:
-            async with self._session.post(
+            async with self.session.post(
                 self.gateway_url + entry.path, data=body, headers={**headers, **own}, allow_redirects=False
             ) as response:
                 if response.status != _HTTP_OK:

@@ -1,17 +1,12 @@
-"""A route of type `cascade` in the configuration, and the judge it names."""
+"""A route of type `cascade` in the configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
-import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from fairlead.cascade.judge import EndpointJudge, FunctionJudge, Judge, load_function
 from fairlead.cascade.serving.route import CascadeRoute
-from fairlead.errors import UserError
 
 
 class _Section(BaseModel):
@@ -78,20 +73,3 @@ class CascadeRouteSettings(_Section):
             skip_below=self.skip_below,
             sampled_share=0.0 if self.sample is None else self.sample.share,
         )
-
-
-def load_judges(
-    settings: Mapping[str, CascadeRouteSettings], folder: Path, session: aiohttp.ClientSession
-) -> dict[str, Judge]:
-    """The judge of each route. Raises UserError for a function that is not there."""
-    judges: dict[str, Judge] = {}
-    for name, route in settings.items():
-        judge = route.judge
-        if judge.function is not None:
-            try:
-                judges[name] = FunctionJudge(load_function(judge.function, folder))
-            except UserError as error:
-                raise UserError(f"routes.{name}.judge.function: {error}") from None
-        else:
-            judges[name] = EndpointJudge(session, judge.url or "", judge.model)
-    return judges
