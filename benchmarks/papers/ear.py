@@ -33,7 +33,7 @@ from fairlead.replay.world import DEFAULT_KV_TOKENS, World, alike
 TRACE = "benchmarks/data/claude_code.jsonl.gz"
 OUT = Path("benchmarks/results/papers")
 SEEDS, FEW_SEEDS = (0, 1, 2), (0, 1)
-ENGINES, DRAWS, SKEW = 8, 80, 1.0
+ENGINES, DRAWS, SKEW = 8, 50, 1.0
 LOADS = (1.0, 2.0, 4.0)  # of what least_request can serve; the table is at the first and the last
 SPLIT = "static split"
 NAMES = {
