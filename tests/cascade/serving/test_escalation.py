@@ -178,7 +178,7 @@ async def test_an_answer_that_is_too_long_is_passed_over(world: World) -> None:
     async def long(asked: dict[str, Any]) -> str:
         return "x" * 5000 if asked["model"] == "medium" else "large"
 
-    settled = await world.settle(msgspec.structs.replace(ROUTE, most_answer_bytes=2000), reply=long)
+    settled = await world.settle(msgspec.structs.replace(ROUTE, most_bytes=2000), reply=long)
     assert text_of(settled) == "large"
 
 

@@ -35,3 +35,9 @@ def test_streams_are_buffered_or_left_alone_as_the_route_says() -> None:
 
 def test_an_api_whose_answers_cannot_be_judged_is_left_alone() -> None:
     assert enter(ROUTE, "/v1/embeddings", b'{"model":"answer","input":"x"}', surely) is None
+
+
+def test_a_request_too_long_to_keep_is_left_alone() -> None:
+    body = msgspec.json.encode({"model": "answer", "messages": [{"role": "user", "content": "x" * 2000}]})
+    assert enter(ROUTE, CHAT, body, surely) is not None
+    assert enter(msgspec.structs.replace(ROUTE, most_bytes=1000), CHAT, body, surely) is None

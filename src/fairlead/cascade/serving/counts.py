@@ -15,7 +15,7 @@ Reason = Literal[
     "tokens",  # the route's budget for one request
     "stages_down",  # no larger model answered
     "tool_calls",  # not judged, unless the route says so
-    "unjudgeable",  # a stream that the route passes, or of an API whose answers are not judged
+    "unjudgeable",  # a stream that the route passes, a request too long to keep, another API
     "unreadable",  # not an answer in OpenAI's form
     "full_duplex",  # Envoy cannot hold an answer back in that mode
     "too_large",  # longer than the route's limit, or of unknown length

@@ -198,7 +198,7 @@ class Escalation:
             ) as response:
                 if response.status != _HTTP_OK:
                     return None
-                answer = await read_at_most(response, entry.route.most_answer_bytes)
+                answer = await read_at_most(response, entry.route.most_bytes)
                 if answer is None:
                     return None
                 said = response.headers

@@ -24,7 +24,7 @@ class CascadeRoute(msgspec.Struct, frozen=True):
     judge_tool_calls: bool = False
     deadline_s: float = 120.0  # for all stages and judgements of one request
     judge_timeout_s: float = 10.0
-    most_answer_bytes: int = 4 << 20  # a longer answer passes unjudged
+    most_bytes: int = 4 << 20  # of a request and of an answer: longer ones pass unjudged
     most_tokens: int | None = None  # in all answers to one request; once they are used, no larger model is asked
     skip_below: float = 0.0  # a model whose chance of a right answer is below this is not asked first
     sampled_share: float = 0.0  # of requests, that go through all models once they are answered
@@ -58,7 +58,7 @@ def enter(route: CascadeRoute, path: str, body: bytes, success_probability: Call
 
     `success_probability` is of a model, for this request: the first model that is likely enough to be right starts.
     """
-    if path not in JUDGED_PATHS:
+    if path not in JUDGED_PATHS or len(body) > route.most_bytes:
         return None
     streaming = _decode_streaming(body)
     streams = streaming.stream is True

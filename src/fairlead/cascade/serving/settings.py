@@ -44,7 +44,7 @@ class CascadeRouteSettings(_Section):
     tool_calls: Literal["accept", "judge"] = "accept"
     deadline_s: Annotated[float, Field(gt=0, le=590)] = 120.0  # Envoy holds an answer for ten minutes at most
     judge_timeout_s: Annotated[float, Field(gt=0, le=590)] = 10.0
-    max_answer_bytes: PositiveInt = 4 << 20
+    max_bytes: PositiveInt = 4 << 20
     budget_tokens: PositiveInt | None = None
     skip_below: Annotated[float, Field(ge=0, le=1)] = 0.0
     sample: SampleSettings | None = None
@@ -68,7 +68,7 @@ class CascadeRouteSettings(_Section):
             judge_tool_calls=self.tool_calls == "judge",
             deadline_s=self.deadline_s,
             judge_timeout_s=self.judge_timeout_s,
-            most_answer_bytes=self.max_answer_bytes,
+            most_bytes=self.max_bytes,
             most_tokens=self.budget_tokens,
             skip_below=self.skip_below,
             sampled_share=0.0 if self.sample is None else self.sample.share,
