@@ -27,11 +27,6 @@ class Took(NamedTuple):
     cached_tokens: int
     completion_tokens: int
 
-    @property
-    def token_ms(self) -> float:
-        """For each token after the first."""
-        return (self.total_ms - self.first_token_ms) / (self.completion_tokens - 1)
-
 
 def random_prompt(rng: Random, tokens: int) -> list[int]:
     return rng.choices(range(_FIRST_WORD, len(words.vocabulary())), k=tokens)
@@ -78,19 +73,22 @@ async def at_once(client: httpx.AsyncClient, model: str, prompts: Sequence[Seque
 async def converse(
     client: httpx.AsyncClient, model: str, rng: Random, sessions: int, turns: int, at_a_time: int
 ) -> list[Took]:
-    """Sessions whose every turn repeats the prompt before and adds to it, `at_a_time` of them side by side."""
-    waiting = iter([Random(rng.random()) for _ in range(sessions)])
-    took: list[Took] = []
+    """Sessions whose every turn repeats the prompt before and adds to it, `at_a_time` of them side by side.
+
+    Answers are in the order of sessions and turns, whenever they came.
+    """
+    waiting = iter(enumerate([Random(rng.random()) for _ in range(sessions)]))
+    took: dict[tuple[int, int], Took] = {}
 
     async def client_loop() -> None:
-        for its_rng in waiting:  # one iterator for all
+        for session, its_rng in waiting:  # one iterator for all
             prompt = random_prompt(its_rng, its_rng.randrange(64, 1024))
-            for _ in range(turns):
-                took.append(await ask(client, model, prompt))
+            for turn in range(turns):
+                took[session, turn] = await ask(client, model, prompt)
                 prompt = prompt + random_prompt(its_rng, its_rng.randrange(32, 256))
 
     await asyncio.gather(*[client_loop() for _ in range(at_a_time)])
-    return took
+    return [took[place] for place in sorted(took)]
 
 
 def _ms_since(started_s: float) -> float:

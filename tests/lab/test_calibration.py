@@ -29,4 +29,4 @@ async def test_every_turn_repeats_the_prompt_before_and_finds_its_blocks_cached(
 
 async def test_sessions_are_the_same_however_many_run_side_by_side() -> None:
     one_by_one, together = await conversed(at_a_time=1), await conversed(at_a_time=3)
-    assert sorted(one.prompt_tokens for one in one_by_one) == sorted(one.prompt_tokens for one in together)
+    assert [one.prompt_tokens for one in one_by_one] == [one.prompt_tokens for one in together]
