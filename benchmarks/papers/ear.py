@@ -1,6 +1,6 @@
 """EAR's experiments in simulated time: the paper's empty cells, filled, and the figure that was never drawn.
 
-    python benchmarks/papers/ear.py [--jobs 1]
+    python benchmarks/papers/ear.py [--seeds 3] [--draws 80] [--jobs 1]
 
 Writes benchmarks/results/papers/ear.md and ear.png. Closed-loop agent sessions of the `claude_code` recording, cut at
 65,536 tokens, drawn with Zipf weights, think times cut to 5 s: tools, not people. Sensitivity to T_hot and T_cool,
@@ -14,6 +14,7 @@ import io
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from matplotlib.figure import Figure
@@ -32,8 +33,7 @@ from fairlead.replay.world import DEFAULT_KV_TOKENS, World, alike
 
 TRACE = "benchmarks/data/claude_code.jsonl.gz"
 OUT = Path("benchmarks/results/papers")
-SEEDS, FEW_SEEDS = (0, 1, 2), (0, 1)
-ENGINES, DRAWS, SKEW = 8, 50, 1.0
+ENGINES, SKEW = 8, 1.0
 LOADS = (1.0, 2.0, 4.0)  # of what least_request can serve; the table is at the first and the last
 SPLIT = "static split"
 NAMES = {
@@ -72,24 +72,27 @@ PUBLISHED = (
 )
 
 
-def sampling(skew: float) -> Sampling:
-    return Sampling(think_cap_s=5.0, zipf=skew, draws=DRAWS)
+class How(NamedTuple):
+    seeds: tuple[int, ...]
+    draws: int  # of sessions
+    jobs: int | None  # processes
+
+    def sampling(self, skew: float) -> Sampling:
+        return Sampling(think_cap_s=5.0, zipf=skew, draws=self.draws)
 
 
-def at_load(load: float, skew: float = SKEW) -> Traffic:
+def at_load(how: How, load: float, skew: float = SKEW) -> Traffic:
     """The load is a share of what `least_request` can serve of the traffic without extra skew, in the first world."""
-    base = Traffic(TRACE, sampling(SKEW))
-    faster = faster_for(load, alike(ENGINES), workload_of(base, SEEDS[0]), contestant("least_request"))
-    return Traffic(TRACE, sampling(skew), faster=faster)
+    base = Traffic(TRACE, how.sampling(SKEW))
+    faster = faster_for(load, alike(ENGINES), workload_of(base, how.seeds[0]), contestant("least_request"))
+    return Traffic(TRACE, how.sampling(skew), faster=faster)
 
 
-def measured(
-    name: str, traffic: Traffic, policies: Sequence[str], seeds: tuple[int, ...], jobs: int | None, world: World
-) -> list[Outcome]:
-    plan = Plan((traffic,), tuple(contestant(p) for p in policies if p != SPLIT), seeds, world)
-    found = run(plan, jobs=jobs)
+def measured(how: How, name: str, traffic: Traffic, policies: Sequence[str], world: World) -> list[Outcome]:
+    plan = Plan((traffic,), tuple(contestant(p) for p in policies if p != SPLIT), how.seeds, world)
+    found = run(plan, jobs=how.jobs)
     if SPLIT in policies:
-        found += [split(traffic, seed) for seed in seeds]
+        found += [split(traffic, seed) for seed in how.seeds]
     return [msgspec.structs.replace(each, trace=name) for each in found]
 
 
@@ -162,18 +165,18 @@ def coupling(results: Results) -> tuple[str, bytes]:
     return table(heads, rows), png.getvalue()
 
 
-def sensitivity(jobs: int | None) -> Iterator[str]:
-    traffic = at_load(LOADS[1])
+def sensitivity(how: How) -> Iterator[str]:
+    load = LOADS[1]
     by_skew = [
         outcome
         for skew in (0.5, 1.0, 1.5)
-        for outcome in measured(f"Zipf {skew:g}", at_load(LOADS[1], skew), VARIED, FEW_SEEDS, jobs, alike(ENGINES))
+        for outcome in measured(how, f"Zipf {skew:g}", at_load(how, load, skew), VARIED, alike(ENGINES))
     ]
     by_size = [
         outcome
-        for tokens in (125_000, DEFAULT_KV_TOKENS, 1_000_000)
+        for tokens in (125_000, 250_000, 1_000_000)
         for outcome in measured(
-            f"{tokens // 1000}k tokens", traffic, VARIED, FEW_SEEDS, jobs, alike(ENGINES, kv_tokens=tokens)
+            how, f"{tokens // 1000}k tokens", at_load(how, load), VARIED, alike(ENGINES, kv_tokens=tokens)
         )
     ]
     for heading, found in (("Skew of sessions", by_skew), ("KV cache of one engine", by_size)):
@@ -194,18 +197,20 @@ and workers are of its four prefill engines."""
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--draws", type=int, default=80, help="sessions drawn")
     parser.add_argument("--jobs", type=int, help="processes; one a core")
-    jobs = parser.parse_args().jobs
+    asked = parser.parse_args()
+    how = How(tuple(range(asked.seeds)), asked.draws, asked.jobs)
     found = []
     for load in LOADS:
-        seeds = SEEDS if load in (LOADS[0], LOADS[-1]) else FEW_SEEDS
-        found += measured(f"load {load:g}", at_load(load), tuple(NAMES), seeds, jobs, alike(ENGINES))
+        found += measured(how, f"load {load:g}", at_load(how, load), tuple(NAMES), alike(ENGINES))
         print(f"load {load:g} is done", flush=True)
     results = Results(found)
     coupled, png = coupling(results)
     facts = (
-        "- Command: `python benchmarks/papers/ear.py`",
-        f"- Seeds: {', '.join(map(str, SEEDS))} (two where a table says nothing else); ± is half a 95 % interval",
+        f"- Command: `python benchmarks/papers/ear.py --seeds {asked.seeds} --draws {asked.draws}`",
+        f"- Seeds: {', '.join(map(str, how.seeds))}; ± is half a 95 % interval",
         f"- Commit: {commit()}, {datetime.now(UTC).strftime('%Y-%m-%d %H:%M UTC')}",
         f"- World: {ENGINES} engines with {DEFAULT_KV_TOKENS:,} tokens of KV cache",
         *(f"- {note}" for note in found[0].notes),
@@ -218,7 +223,7 @@ def main() -> None:
         coupled,
         "![Amplification over mean turn time](ear.png)",
     ]
-    parts += [f"## Sensitivity, at {LOADS[1]:g} of what `least_request` can serve", *sensitivity(jobs)]
+    parts += [f"## Sensitivity, at {LOADS[1]:g} of what `least_request` can serve", *sensitivity(how)]
     parts += ["## What differs from the paper", DIFFERS]
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "ear.png").write_bytes(png)

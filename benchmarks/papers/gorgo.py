@@ -1,6 +1,6 @@
 """GORGO's experiments in simulated time: tuned on one window, frozen, held out; the reward hack; where it loses.
 
-    python benchmarks/papers/gorgo.py [--jobs 1]
+    python benchmarks/papers/gorgo.py [--seeds 5] [--jobs 1]
 
 Writes benchmarks/results/papers/gorgo.md. Three regions with one engine each, round trips drawn around the paper's
 means (37, 279 and 456 ms); engine constants are rebuilt from public figures of Qwen3.5-35B-A3B on two L40S. The paper's
@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,7 +35,6 @@ from fairlead.simulate.parameters import EngineParameters
 
 DATA = Path("benchmarks/data")
 OUT = Path("benchmarks/results/papers/gorgo.md")
-SEEDS = (0, 1, 2)
 SESSIONS = 100  # of one window
 MEAN_TURNS, MEAN_THINK_S = 18, 10.0
 FIRST_TOKENS, MORE_TOKENS, ANSWER_TOKENS = 4000, 700, 150  # medians; answers are not in the paper
@@ -64,6 +63,11 @@ COLUMNS = (
 )
 TTFT, E2E = COLUMNS[1], COLUMNS[3]
 BASELINES = ("session_affinity", "least_load@30s", "least_load", "least_request", "prefix_cache")
+
+
+class How(NamedTuple):
+    seeds: tuple[int, ...]
+    jobs: int | None  # processes
 
 
 def world() -> World:
@@ -105,11 +109,11 @@ def at_load(traffic: Traffic, load: float) -> Traffic:
     return msgspec.structs.replace(traffic, faster=faster)
 
 
-def tuned(folder: Path) -> tuple[dict[str, float], int]:
+def tuned(folder: Path, how: How) -> tuple[dict[str, float], int]:
     """Weights at the end of the published tuner's climb, over one window after the other."""
     rule: Any = build_policy("gorgo_hillclimb", {})
     requests = 0
-    for seed in SEEDS:
+    for seed in how.seeds:
         workload = workload_of(at_load(write_window(folder, "tuning", seed), FULL), seed)
         simulation = Simulation(world(), workload, rule, seed=seed, sink=lambda _: None)
         simulation.run()
@@ -118,13 +122,13 @@ def tuned(folder: Path) -> tuple[dict[str, float], int]:
     return {"rtt_weight": rule.rtt_weight, "queue_weight": rule.queue_weight}, requests
 
 
-def outcomes(folder: Path, name: str, load: float, policies: tuple[str, ...], jobs: int | None) -> Results:
+def outcomes(folder: Path, name: str, load: float, policies: tuple[str, ...], how: How) -> Results:
     """Each seed has a window of its own: intervals are over traffic."""
     found = []
-    for seed in SEEDS:
+    for seed in how.seeds:
         traffic = at_load(write_window(folder, name, seed), load)
         plan = Plan((traffic,), tuple(map(contestant, policies)), (seed,), world())
-        found += [msgspec.structs.replace(each, trace=name) for each in run(plan, jobs=jobs)]
+        found += [msgspec.structs.replace(each, trace=name) for each in run(plan, jobs=how.jobs)]
     return Results(found)
 
 
@@ -146,12 +150,12 @@ def mean(results: Results, trace: str, policy: str, column: Column) -> float:
     return estimate(results.values(trace, policy, column)).mean
 
 
-def frozen(folder: Path, jobs: int | None) -> Iterator[str]:
-    weights, requests = tuned(folder)
+def frozen(folder: Path, how: How) -> Iterator[str]:
+    weights, requests = tuned(folder, how)
     ours = f"gorgo:rtt_weight={weights['rtt_weight']:.3g}:queue_weight={weights['queue_weight']:.3g}"
     policies = ("fairlead", ours, "gorgo", *BASELINES)
     yield (
-        f"The published tuner (`gorgo_hillclimb`) climbed over {requests:,} requests of {len(SEEDS)} windows "
+        f"The published tuner (`gorgo_hillclimb`) climbed over {requests:,} requests of {len(how.seeds)} windows "
         f"at {FULL:g} of what `least_request` can serve, and ended at rtt_weight {weights['rtt_weight']:.3g}, "
         f"queue_weight {weights['queue_weight']:.3g} (paper: 0.276 and 0.5, the upper edge of its box). These weights "
         "are frozen below; `gorgo` alone has the paper's."
@@ -163,7 +167,7 @@ def frozen(folder: Path, jobs: int | None) -> Iterator[str]:
     )
     compared = []
     for name, heading, load in cells:
-        results = outcomes(folder, name, load, policies, jobs)
+        results = outcomes(folder, name, load, policies, how)
         yield f"### {heading}\n\n{rows(results, name)}"
         for column in (TTFT, E2E):
             rival = min(BASELINES, key=lambda p, c=column: mean(results, name, p, c))  # type: ignore[misc]
@@ -188,12 +192,12 @@ def frozen(folder: Path, jobs: int | None) -> Iterator[str]:
     yield "The best baseline here is chosen after the fact, for each window and time, and so is the paper's."
 
 
-def hacked(folder: Path, jobs: int | None) -> Iterator[str]:
+def hacked(folder: Path, how: How) -> Iterator[str]:
     greedy, priced = "gorgo:rtt_weight=1:queue_weight=0", "gorgo:rtt_weight=1:queue_weight=0.5"
     heads = ("Load", "TTFT p95 ms", "restored", "E2E p95 s", "restored", "E2E ratio", "Most chosen %", "restored")
     found = []
     for load in HACK_LOADS:
-        results = outcomes(folder, "hack", load, (greedy, priced), jobs)
+        results = outcomes(folder, "hack", load, (greedy, priced), how)
         none, some = ([mean(results, "hack", p, c) for c in (TTFT, E2E, COLUMNS[5])] for p in (greedy, priced))
         times = (f"{none[0]:,.0f}", f"{some[0]:,.0f}", f"{none[1]:.1f}", f"{some[1]:.1f}", f"{none[1] / some[1]:.1f}")
         found.append((f"{load:g}", *times, f"{none[2]:.0f}", f"{some[2]:.0f}"))
@@ -204,13 +208,13 @@ def hacked(folder: Path, jobs: int | None) -> Iterator[str]:
     )
 
 
-def short(jobs: int | None) -> Iterator[str]:
+def short(how: How) -> Iterator[str]:
     traffic = Traffic(str(DATA / "azure_llm_2023_conv.csv.gz"), to_s=900.0)
     faster = faster_for(0.5, world(), workload_of(traffic, 0), contestant("least_request"))
     traffic = msgspec.structs.replace(traffic, faster=faster)
     policies = ("fairlead", "gorgo", "session_affinity", "least_request")
-    plan = Plan((traffic,), tuple(map(contestant, policies)), SEEDS, world())
-    results = Results([msgspec.structs.replace(each, trace="short") for each in run(plan, jobs=jobs)])
+    plan = Plan((traffic,), tuple(map(contestant, policies)), how.seeds, world())
+    results = Results([msgspec.structs.replace(each, trace="short") for each in run(plan, jobs=how.jobs)])
     yield rows(results, "short")
     gorgo, ours = (percent(results, "short", policy, "session_affinity", TTFT) for policy in ("gorgo", "fairlead"))
     yield (
@@ -229,17 +233,19 @@ their users stayed with one replica, near ones included. Round trips are drawn, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, help="processes; one a core")
-    jobs = parser.parse_args().jobs
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    asked = parser.parse_args()
+    how = How(tuple(range(asked.seeds)), asked.jobs)
     facts = (
-        "- Command: `python benchmarks/papers/gorgo.py`",
-        f"- Seeds: {', '.join(map(str, SEEDS))}; intervals are 95 % over seeds, each with sessions of its own",
+        f"- Command: `python benchmarks/papers/gorgo.py --seeds {asked.seeds}`",
+        f"- Seeds: {', '.join(map(str, how.seeds))}; intervals are 95 % over seeds, each with sessions of its own",
         f"- Commit: {commit()}, {datetime.now(UTC).strftime('%Y-%m-%d %H:%M UTC')}",
     )
     parts = ["# GORGO's experiments", "\n".join(facts)]
     with TemporaryDirectory() as name:
-        parts += ["## Tuned, frozen, held out", *frozen(Path(name), jobs)]
-        parts += ["## The reward hack: the queue weight set to 0", *hacked(Path(name), jobs)]
-    parts += ["## Where it loses: short prompts, no reuse", *short(jobs)]
+        parts += ["## Tuned, frozen, held out", *frozen(Path(name), how)]
+        parts += ["## The reward hack: the queue weight set to 0", *hacked(Path(name), how)]
+    parts += ["## Where it loses: short prompts, no reuse", *short(how)]
     parts += ["## What differs from the paper", DIFFERS]
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
