@@ -53,12 +53,8 @@ CELLS = (
     Cell("mooncake-0.95", "mooncake_conversation.jsonl.gz", 0.95, "conversations, open loop"),
     Cell("agents-0.7", "claude_code.jsonl.gz", 0.7, "agent sessions as recorded, closed loop"),
     Cell("agents-1.5", "claude_code.jsonl.gz", 1.5, "agent sessions as recorded, closed loop"),
-    Cell(
-        "hot-agents-0.7", "claude_code.jsonl.gz", 0.7, "Zipf-resampled sessions", Sampling(zipf=1.0, draws=60), (0, 1)
-    ),
-    Cell(
-        "hot-agents-1.5", "claude_code.jsonl.gz", 1.5, "Zipf-resampled sessions", Sampling(zipf=1.0, draws=60), (0, 1)
-    ),
+    Cell("hot-agents-0.7", "claude_code.jsonl.gz", 0.7, "Zipf-resampled sessions", Sampling(zipf=1.0, draws=60)),
+    Cell("hot-agents-1.5", "claude_code.jsonl.gz", 1.5, "Zipf-resampled sessions", Sampling(zipf=1.0, draws=60)),
     Cell("azure-0.7", "azure_llm_2023_conv.csv.gz", 0.7, "short prompts, nothing to reuse"),
 )
 
