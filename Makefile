@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench bench-routing bench-reuse papers lab ttca lab-calibration lab-reuse lab-models lab-lock lock clean
+.PHONY: help install demo test lint bench bench-routing bench-reuse papers lab ttca lab-moves lab-calibration lab-reuse lab-models lab-lock lock clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
@@ -54,6 +54,9 @@ lab: $(INSTALLED) ## Real vLLM servers on this CPU with tiny models, Envoy and t
 
 ttca: $(INSTALLED) ## Time to correct answer on the lab's engines; writes benchmarks/results/ttca/; some twenty minutes.
 	$(BIN)/python -m lab.ttca
+
+lab-moves: $(INSTALLED) ## A copy of KV between two real servers, timed; writes benchmarks/results/moves/; some minutes.
+	$(BIN)/python -m lab.moves
 
 lab-calibration: $(INSTALLED) ## The simulated engine against a real one; writes benchmarks/results/calibration/.
 	$(BIN)/python -m lab.calibration
