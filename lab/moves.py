@@ -52,12 +52,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/moves"))
     asked = parser.parse_args()
+    machine = this_machine()
     try:
         moved = asyncio.run(_measured(asked.repeats))
     except (UserError, ChildError) as error:
         sys.exit(f"error: {error}")
     asked.out.mkdir(parents=True, exist_ok=True)
-    facts = machine_facts(f"python -m lab.moves --repeats {asked.repeats}", _SEED, this_machine(), os.getloadavg()[0])
+    facts = machine_facts(f"python -m lab.moves --repeats {asked.repeats}", _SEED, machine, os.getloadavg()[0])
     (asked.out / "moves.md").write_text(_page(moved, facts), encoding="utf-8")
 
 
