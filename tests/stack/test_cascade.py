@@ -20,6 +20,7 @@ KEY, RIGHT = "6ab6ea3e-f288-4f33-bad6-7f42bb75b03f", "c0ffee00-1111-4222-8333-44
 OTHER_KEY, WRONG = "0badcafe-1111-4222-8333-444455556666", "feedface-1111-4222-8333-444455556666"
 QUESTION = f'"{OTHER_KEY}": "{WRONG}", "{KEY}": "{RIGHT}" Key: {KEY}'
 PROCESSOR_TIMEOUT_MS = 1000  # the default of gateway.processor_timeout_ms
+HALF = Capability({language: (0.5,) * len(BUCKETS) for language in LANGUAGES})
 NEVER = Capability({language: (0.0,) * len(BUCKETS) for language in LANGUAGES})
 
 
@@ -66,8 +67,18 @@ async def started(stack: Start, judge: Judge, *, small: Capability = NEVER, **mo
     return await stack(engine("small", capability=small), engine("large"), routes=routes(judge, **more))
 
 
-async def asked(pool: Stack, **more: Any) -> Answer:
-    return await pool.chat(QUESTION, model="answer", max_tokens=64, temperature=0, **more)
+def numbered(number: int) -> str:
+    return f"Question {number}. {QUESTION}"
+
+
+def question(number: int) -> str:
+    """A line of a file of requests."""
+    document = {"id": str(number), "messages": [{"role": "user", "content": numbered(number)}], "max_tokens": 64}
+    return msgspec.json.encode(document | {"temperature": 0}).decode()
+
+
+async def asked(pool: Stack, number: int = 0, **more: Any) -> Answer:
+    return await pool.chat(numbered(number), model="answer", max_tokens=64, temperature=0, **more)
 
 
 def text_of(answer: Answer) -> str:
@@ -87,7 +98,7 @@ async def test_a_wrong_answer_is_replaced_by_the_larger_models(stack: Start, jud
     assert answer.headers["x-fairlead-cascade-stage"] == "2"
     assert answer.headers["x-fairlead-cascade-scores"] == "0"
     assert float(answer.headers["x-fairlead-cascade-added-ms"]) >= 0
-    one = (await pool.chat(QUESTION, model="large", max_tokens=64, temperature=0)).json()["usage"]
+    one = (await pool.chat(numbered(0), model="large", max_tokens=64, temperature=0)).json()["usage"]
     both = answer.json()["usage"]
     assert both["prompt_tokens"] == 2 * one["prompt_tokens"]
     assert both["total_tokens"] > one["total_tokens"]
@@ -100,7 +111,7 @@ async def test_a_right_answer_is_given_as_the_engine_wrote_it(stack: Start, judg
     answer = await asked(pool)
     assert text_of(answer) == RIGHT
     assert (answer.headers["x-fairlead-model"], answer.headers["x-fairlead-cascade-stage"]) == ("small", "1")
-    direct = await pool.chat(QUESTION, model="small", max_tokens=64, temperature=0)
+    direct = await pool.chat(numbered(0), model="small", max_tokens=64, temperature=0)
     same = ("choices", "model", "object")
     assert {key: answer.json()[key] for key in same} == {key: direct.json()[key] for key in same}
     assert len(answer.body) == int(answer.headers["content-length"])

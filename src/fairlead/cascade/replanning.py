@@ -90,7 +90,7 @@ def watch_windows(planner: Replanner, watched: Watched, windows: int | None) -> 
         everything, window = sampled(samples, since_s)
         counted, since_s = _counted(metrics_url, watched.route), time.time()
         requests = counted - before if counted >= before else counted  # the sidecar started anew
-        moved = planner.seen(window, requests, seconds)
+        moved = planner.seen(window, requests, seconds) if requests else []  # no traffic is none to plan for
         if not moved:
             continue
         yield "moved: " + "; ".join(moved)
@@ -161,17 +161,17 @@ def put_in_force(config_path: Path, route: str, thresholds: Sequence[float]) -> 
 
 def with_thresholds(text: str, route: str, thresholds: Sequence[float]) -> str:
     """Raises UserError if the configuration `text` has no cascade of that name."""
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    node, name = yaml.compose(text, Loader=yaml.SafeLoader), None
     for key in ("routes", route, "thresholds"):
-        found = node.value if isinstance(node, yaml.MappingNode) else []
-        node = next((value for name, value in found if name.value == key), None)
-    if node is None:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        name, node = next((pair for pair in pairs if pair[0].value == key), (None, None))
+    if node is None or name is None:
         raise UserError(f"routes.{route} is no cascade with thresholds; name one with --route")
     written = ", ".join(f"{threshold:g}" for threshold in thresholds)
     end = node.end_mark.index
     if not text[:end].endswith("]"):  # a block sequence ends where the next key begins
         end = len(text[:end].rstrip())
-    return f"{text[: node.start_mark.index]}[{written}]{text[end:]}"
+    return f"{text[: name.end_mark.index]}: [{written}]{text[end:]}"
 
 
 def advice(plan: Plan) -> str:
