@@ -85,7 +85,7 @@ class RequestCascades:
         plain = headers.get(b"content-encoding", b"identity") == b"identity"
         if not plain or not headers.get(b"content-type", b"").startswith(b"application/json"):
             reason = "unreadable"
-        elif not length.isdigit() or int(length) > entry.route.most_answer_bytes:
+        elif not length.isdigit() or int(length) > entry.route.most_bytes:
             reason = "too_large"  # of unknown length: it might be, and Envoy would fail it
         if reason is not None:
             self.counts.passed_for(entry.route.name, reason)
