@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from fairlead.engines.kv_transfer import EngineLink, Exported, Party, TransferError
 
-_NEEDED: Final = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
+_NEEDED: Final = ("remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port")
 
 
 class Nixl:
-    """See `kv_transfer.Connector`."""
+    """See `kv_transfer.Connector`. Without one of the needed keys vLLM 0.32, by its source, expects KV and loads none."""
 
     longest_import_s = 15.0
 
