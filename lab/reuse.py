@@ -189,6 +189,9 @@ same for each way, from empty caches. Tokens are those that vLLM counts in `usag
 
 {table(heads, rows)}
 
+One run of each way, one after another: where a conversation is placed, and so a few points of the cached share, is by
+the load of the moment, and times are only as steady as the load averages above.
+
 In one cache without limit, {raw:.1%} of the documents of the single questions would be found in the order received,
 and {ordered:.1%} in the order of context reuse; here they are spread over {_REPLICAS} servers.
 
