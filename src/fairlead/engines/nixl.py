@@ -15,7 +15,7 @@ _NEEDED: Final = ("remote_engine_id", "remote_request_id", "remote_block_ids", "
 
 
 class Nixl:
-    """See `kv_transfer.Connector`. Without one of the needed keys vLLM 0.32, by its source, expects KV and loads none."""
+    """See `kv_transfer.Connector`. Without one of the needed keys vLLM 0.32, as its source says, loads none."""
 
     longest_import_s = 15.0
 
