@@ -219,8 +219,8 @@ class Tuner(_Section):
     """Whether the policy's weights are learned from how requests go; see docs/tune.md."""
 
     mode: Annotated[Literal["off", "shadow", "live"], BeforeValidator(_off)] = "off"  # shadow: changes nothing
-    window: Annotated[int, Field(ge=20, le=100_000)] = 128  # requests that one measurement takes
-    wash_out: Annotated[int, Field(ge=0, le=100_000)] = 32  # requests that are not counted after a change
+    window: Annotated[int, Field(ge=20, le=100_000)] = 64  # requests that one measurement takes
+    wash_out: Annotated[int, Field(ge=0, le=100_000)] = 16  # requests that are not counted after a change
     warm_up: Annotated[int, Field(ge=0, le=1_000_000)] = 256  # requests before the first measurement
     guard: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5  # times the usual p95: beyond it weights give way
 

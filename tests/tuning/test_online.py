@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairlead.core.feedback import Outcome
 from fairlead.tuning.online import TunerSettings
 from tests.tuning.world import SMALL, Traffic, tuned
 
@@ -51,6 +52,26 @@ def test_noise_is_seldom_taken_for_a_gain() -> None:
         verdicts += Counter[str](tuner.verdicts)
     assert verdicts.total() > 80
     assert verdicts["accepted"] <= verdicts.total() / 5
+
+
+def test_a_gain_below_the_luck_of_lengths_is_found_where_lengths_are_known() -> None:
+    def long_and_short(seed: int, *, known: bool) -> Any:
+        rng = Random(seed)
+
+        def times(policy: Any, _number: int) -> Outcome:
+            tokens = int(rng.lognormvariate(5.0, 1.0)) + 1
+            total_ms = 10.0 * tokens + 600.0 / policy.queue_weight
+            return Outcome(200, total_ms, None, 1000, None, tokens if known else None)
+
+        return times
+
+    found = {}
+    for known in (True, False):
+        tuners = [tuned(long_and_short(seed, known=known), TunerSettings(), seed=seed, gap_s=1.0) for seed in range(5)]
+        for traffic, _ in tuners:
+            traffic.run(4000)
+        found[known] = sum(math.log(tuner.incumbent["queue_weight"]) for _, tuner in tuners) / len(tuners)
+    assert found[True] > max(0.5, 2 * found[False])
 
 
 def test_what_it_would_have_accepted_is_told_and_nothing_is_routed_differently_in_shadow() -> None:

@@ -16,7 +16,8 @@ from fairlead.tuning.weights import BOXES
 from tests.core.world import request
 
 SMALL: Final = TunerSettings(window=40, wash_out=10, warm_up=20)
-Times = Callable[[Any, int], float | tuple[float, float]]  # of the policy and the request's number
+# Of the policy and the request's number: time to the end, that and to the first token, or all there is to tell.
+Times = Callable[[Any, int], float | tuple[float, float] | Outcome]
 
 
 class Traffic:
@@ -41,10 +42,12 @@ class Traffic:
             decision = self.router.decide(request("m"), now_s=self.now_s)
             assert isinstance(decision, Decision)
             self.routed_by[decision.number] = self.policy
-            times = self.times_ms(self.policy, decision.number)
-            total_ms, first_token_ms = times if isinstance(times, tuple) else (times, times)
-            outcome = Outcome(code, total_ms, first_token_ms)
-            heapq.heappush(self._running, (self.now_s + total_ms / 1e3, decision.number, decision, outcome))
+            told = self.times_ms(self.policy, decision.number)
+            if isinstance(told, Outcome):
+                outcome = told
+            else:
+                outcome = Outcome(code, *(told if isinstance(told, tuple) else (told, told)))
+            heapq.heappush(self._running, (self.now_s + outcome.total_ms / 1e3, decision.number, decision, outcome))
 
     def _end_until(self, now_s: float) -> None:
         while self._running and self._running[0][0] <= now_s:

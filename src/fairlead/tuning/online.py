@@ -3,6 +3,7 @@
     warm-up -> incumbent -> candidate -> incumbent -> candidate ... each measured over a window of its own
 
 A candidate is compared with the incumbent's windows before and after it, so that a steady drift of the traffic cancels.
+Lengths of prompts and answers are made equal first, where they are known (`fair`).
 The noise is learned from the incumbent's own windows; a candidate is tried again until it is better or not beyond that
 noise. It is given up at once when its p95 is certain to pass the guard; weights that were accepted and pass it later
 give way to those of the configuration. When steps have become too small to matter the weights are frozen, and they thaw
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Sequence
 from random import Random
 from statistics import fmean, median
 from typing import Final, Literal
@@ -24,13 +26,14 @@ from fairlead.core.evolution import Box, Weights
 from fairlead.core.feedback import Outcome
 from fairlead.core.ranking import Policy
 from fairlead.core.router import Decision
+from fairlead.tuning.fair import p95s_ms
 from fairlead.tuning.search import Search
 from fairlead.tuning.weights import weights_of, with_weights
 from fairlead.tuning.window import NO_LIMITS, Limits, Measure, Window
 
 KEPT_TRIALS: Final = 200
-_EXPECTED_NOISE: Final = 0.15  # of the logarithm of a window's p95, until the incumbent's own windows have shown it
-_EXPECTED_WEIGHT: Final = 2.0  # counts as so many pairs of windows
+_EXPECTED_NOISE: Final = 0.1  # of the logarithm of a window's p95, until the incumbent's own windows have shown it
+_EXPECTED_SEEN_NOISE: Final = 0.2  # with lengths as they came, which is what the guard looks at
 _HELD_TO: Final = 9  # windows of an incumbent, whose median it is held to
 _STRIKES: Final = 2  # windows in a row beyond the guard, before an incumbent gives way: one may be a burst
 _BEYOND_NOISE: Final = 3.0  # standard deviations: below it even a passed guard says nothing
@@ -44,8 +47,8 @@ State = Literal["warming", "tuning", "frozen"]
 class TunerSettings(msgspec.Struct, frozen=True):
     """How much evidence a change needs."""
 
-    window: int = 128  # requests that are scored
-    wash_out: int = 32  # requests after a change of weights that are not: queues and caches are still the old weights'
+    window: int = 64  # requests that are scored
+    wash_out: int = 16  # requests after a change of weights that are not: queues and caches are still the old weights'
     warm_up: int = 256  # requests before the first window: caches are cold
     tolerance: float = 0.02  # a gain of p95 smaller than this share is none
     confidence: float = 1.64  # standard errors that a gain must exceed: one in twenty by chance alone, were it one look
@@ -75,6 +78,21 @@ class Trial(msgspec.Struct, frozen=True):
     verdict: Verdict
 
 
+class _Noise:
+    """How far two windows under the same weights are apart, as the standard deviation of one; the latest count most."""
+
+    def __init__(self, expected: float) -> None:
+        self._sum, self._weight = expected**2, 1.0
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(self._sum / self._weight)
+
+    def add(self, difference: float) -> None:
+        self._sum = self._sum * _NOISE_KEPT + difference**2 / 2  # each of the two has its noise
+        self._weight = self._weight * _NOISE_KEPT + 1.0
+
+
 class OnlineTuner:
     """A `core.feedback.Tuner` of one policy's weights.
 
@@ -101,8 +119,7 @@ class OnlineTuner:
         self._incumbent_measures: deque[Measure] = deque(maxlen=_HELD_TO)
         self._strikes = 0
         self._frozen_by_hand = False
-        self._noise_sum = self._noise_weight = 0.0
-        self._forget()
+        self._noise, self._seen_noise = _Noise(_EXPECTED_NOISE), _Noise(_EXPECTED_SEEN_NOISE)
 
     @property
     def incumbent(self) -> Weights:
@@ -121,7 +138,7 @@ class OnlineTuner:
     @property
     def noise(self) -> float:
         """Standard deviation of the logarithm of a window's p95, as the incumbent's windows show it."""
-        return math.sqrt(self._noise_sum / self._noise_weight)
+        return self._noise.deviation
 
     def freeze(self) -> None:
         """Try nothing more until `thaw`: the incumbent stays in force, measured and guarded."""
@@ -195,8 +212,8 @@ class OnlineTuner:
         self, candidate: Weights, measures: tuple[Measure, Measure, Measure], decided: int, now_s: float
     ) -> None:
         """One more round is complete: take the candidate, leave it, or let it be tried again."""
-        before, tried, after = measures
-        self._gains.append(_gain(before.p95_ms, tried.p95_ms, after.p95_ms))
+        _, tried, _ = measures
+        self._gains.append(_gain(*_p95s_ms(measures)))
         seen = [m.first_token_p95_ms for m in measures if m.first_token_p95_ms is not None]
         if len(seen) == len(measures):
             self._first_token_gains.append(_gain(*seen))
@@ -259,7 +276,7 @@ class OnlineTuner:
         return Limits(guard * median(m.p95_ms for m in measures), guard * first_token_ms)
 
     def _guard(self) -> float:
-        return max(self._settings.guard, math.exp(_BEYOND_NOISE * self.noise))
+        return max(self._settings.guard, math.exp(_BEYOND_NOISE * self._seen_noise.deviation))
 
     def _changed(self, measure: Measure) -> bool:
         """The traffic is not the one that the incumbent was frozen under."""
@@ -269,12 +286,11 @@ class OnlineTuner:
     def _forget(self) -> None:
         """The traffic is another now, or the weights are: what windows came to says nothing any more."""
         self._incumbent_measures.clear()
-        self._noise_sum, self._noise_weight = _EXPECTED_NOISE**2 * _EXPECTED_WEIGHT, _EXPECTED_WEIGHT
+        self._noise, self._seen_noise = _Noise(_EXPECTED_NOISE), _Noise(_EXPECTED_SEEN_NOISE)
 
     def _learn_noise(self, before: Measure, after: Measure) -> None:
-        difference = _clipped_log_ratio(after.p95_ms, before.p95_ms)
-        self._noise_sum = self._noise_sum * _NOISE_KEPT + difference**2 / 2  # each of the two has its noise
-        self._noise_weight = self._noise_weight * _NOISE_KEPT + 1.0
+        self._noise.add(_clipped_log_ratio(*_p95s_ms((after, before))))
+        self._seen_noise.add(_clipped_log_ratio(after.p95_ms, before.p95_ms))
 
     def _error(self, rounds: int) -> float:
         """Standard error of the mean gain: a candidate's window against the mean of two of the incumbent's."""
@@ -303,6 +319,12 @@ class OnlineTuner:
             verdict=verdict,
         )
         self.trials.append(trial)
+
+
+def _p95s_ms(measures: Sequence[Measure]) -> Sequence[float]:
+    """Of time to the end; with equal lengths of prompts and answers where they are known."""
+    fair = p95s_ms([measure.sample for measure in measures])
+    return [measure.p95_ms for measure in measures] if fair is None else fair
 
 
 def _gain(before_ms: float, tried_ms: float, after_ms: float) -> float:

@@ -14,8 +14,8 @@ import msgspec
 
 from fairlead.core.feedback import Outcome
 from fairlead.core.router import Decision
+from fairlead.tuning.fair import SCORED_QUANTILE, Sample, Timed
 
-SCORED_QUANTILE: Final = 0.95
 LEAST_FIRST_TOKENS: Final = 40  # fewer say nothing of a tail
 _LEAST_SCORED_SHARE: Final = 0.5  # of a window's requests
 _TOO_MANY_REQUESTS: Final = 429
@@ -28,7 +28,7 @@ class Measure(msgspec.Struct, frozen=True):
 
     p95_ms: float  # end to end; infinite if more than a twentieth failed or had not ended
     first_token_p95_ms: float | None
-    requests: int  # that were scored
+    sample: Sample
     closed_s: float
 
 
@@ -52,6 +52,7 @@ class Window:
         self._ended = 0
         self._times_ms: list[float] = []
         self._first_tokens_ms: list[float] = []
+        self._timed: list[Timed] = []
         self._late = 0  # beyond the limits
         self._late_first_tokens = 0
         self._decided_s: float | None = None
@@ -73,6 +74,8 @@ class Window:
         time_ms = math.inf if failed else outcome.total_ms
         self._times_ms.append(time_ms)
         self._late += time_ms > self._limits.total_ms
+        if not failed and outcome.prompt_tokens is not None and outcome.completion_tokens is not None:
+            self._timed.append(Timed(time_ms, float(outcome.prompt_tokens), float(outcome.completion_tokens)))
         if outcome.first_token_ms is not None:
             self._first_tokens_ms.append(outcome.first_token_ms)
             self._late_first_tokens += outcome.first_token_ms > self._limits.first_token_ms
@@ -97,7 +100,8 @@ class Window:
         if len(times) < self._size * _LEAST_SCORED_SHARE:
             return None
         seen = len(self._first_tokens_ms) >= LEAST_FIRST_TOKENS
-        return Measure(quantile(times), quantile(self._first_tokens_ms) if seen else None, len(times), now_s)
+        sample = Sample(tuple(self._timed), times.count(math.inf) / len(times))
+        return Measure(quantile(times), quantile(self._first_tokens_ms) if seen else None, sample, now_s)
 
 
 def quantile(values: Sequence[float]) -> float:
