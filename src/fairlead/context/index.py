@@ -19,7 +19,7 @@ import msgspec
 
 DEFAULT_MAX_PREFIXES: Final = 250_000  # about 150 bytes each
 _SHARDS: Final = 64  # growing a table copies it: many small ones, so that no request waits for a large one
-_MOST_VISITED: Final = 96  # prefixes looked at in one search
+_MOST_VISITED: Final = 64  # prefixes looked at in one search
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
@@ -47,7 +47,8 @@ class ContextIndex:
         descent (algorithm 1) all such paths are followed, up to a fixed number of prefixes.
         """
         shards = self._shards
-        count = len(blocks)
+        # The last that is found extended is followed first: that which is the nearest to the request.
+        places = list(enumerate(blocks))[::-1]
         total = sum(sizes)
         found: list[Match] = []
         waiting: list[tuple[int, tuple[int, ...], int]] = [(root, (), 0)]
@@ -56,8 +57,8 @@ class ContextIndex:
             prefix, path, size = waiting.pop()
             visited += 1
             extended = False
-            for position in range(count - 1, -1, -1):  # the last pushed is followed first: the nearest to the request
-                key = hash((prefix, blocks[position]))
+            for position, block in places:
+                key = hash((prefix, block))
                 if key in shards[key % _SHARDS] and position not in path:
                     extended = True
                     waiting.append((key, (*path, position), size + sizes[position]))
