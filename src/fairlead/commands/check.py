@@ -18,11 +18,13 @@ def check(
     config: Annotated[Path, typer.Option(help="The configuration.", metavar="FILE")] = Path("fairlead.yaml"),
 ) -> None:
     """Validate a configuration with the files it names, and say what it would serve."""
+    from fairlead.cascade.serving.judges import load_functions
     from fairlead.config import load
     from fairlead.pool_setup import make_pool
 
     loaded = load(config)
     pool = make_pool(loaded, config.parent)
+    load_functions(loaded.cascades(), config.parent)
     models = ", ".join(pool.models)
     routes = ", ".join(pool.routes) or "none"
     typer.echo(

@@ -26,7 +26,14 @@ def metrics(counts: CascadeCounts) -> Iterator[Metric]:
     )
     for (route, reason), count in counts.passed.items():
         passed.add_metric((route, reason), count)
-    yield from (accepted, passed)
+    sampled = CounterMetricFamily(
+        "fairlead_cascade_samples",
+        "Requests to be put through all models: unwritten means that the file cannot be written",
+        labels=("outcome",),
+    )
+    for outcome, count in counts.sampled.items():
+        sampled.add_metric((outcome,), count)
+    yield from (accepted, passed, sampled)
     yield GaugeMetricFamily("fairlead_cascade_held", "Answers held back at this moment", value=counts.held)
     yield histogram(
         "fairlead_cascade_added_seconds",

@@ -16,7 +16,7 @@ from aiohttp import web
 from fairlead.cascade.judge import FunctionJudge
 from fairlead.cascade.rows import read_rows
 from fairlead.cascade.serving.answers import read_answer
-from fairlead.cascade.serving.counts import CascadeCounts
+from fairlead.cascade.serving.counts import CascadeCounts, SampleOutcome
 from fairlead.cascade.serving.escalation import Escalation, Settled, in_one_piece
 from fairlead.cascade.serving.route import CascadeRoute, Entry
 from fairlead.cascade.serving.samples import SampleFile
@@ -186,11 +186,27 @@ async def test_a_sampled_request_goes_through_every_model_once(world: World, tmp
     world.sample_files["answer"] = SampleFile(tmp_path / "observed.jsonl")
     await world.settle(msgspec.structs.replace(ROUTE, sampled_share=1.0), judge=lambda _, __: 80)
     async with asyncio.timeout(5):
-        while not (tmp_path / "observed.jsonl").exists():  # noqa: ASYNC110 a file has no event
+        while not world.counts.sampled["written"]:  # noqa: ASYNC110 a count has no event
             await asyncio.sleep(0.005)
     rows = read_rows(tmp_path / "observed.jsonl")
     assert [(row.model, row.score) for row in rows] == [("small", 80), ("medium", 80), ("large", 80)]
     assert [model for model, _ in world.asked] == ["medium", "large"], "the first answer is known"
+
+
+@pytest.mark.parametrize(("broken", "outcome"), [("judge", "incomplete"), ("file", "unwritten")])
+async def test_a_sample_that_comes_to_nothing_is_counted(
+    world: World, tmp_path: Path, broken: str, outcome: SampleOutcome
+) -> None:
+    def judge(_: Mapping[str, Any], answer: str) -> object:
+        return "prose" if broken == "judge" and answer == "large" else 80
+
+    folder = tmp_path / "gone" if broken == "file" else tmp_path
+    world.sample_files["answer"] = SampleFile(folder / "observed.jsonl")
+    await world.settle(msgspec.structs.replace(ROUTE, sampled_share=1.0), judge=judge)
+    async with asyncio.timeout(5):
+        while not world.counts.sampled[outcome]:  # noqa: ASYNC110 a count has no event
+            await asyncio.sleep(0.005)
+    assert not (folder / "observed.jsonl").exists()
 
 
 async def test_samples_under_way_end_with_the_sidecar(world: World, tmp_path: Path) -> None:

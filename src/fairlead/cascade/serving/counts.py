@@ -22,6 +22,8 @@ Reason = Literal[
     "busy",  # too many requests of cascades are held already
 ]
 
+SampleOutcome = Literal["written", "unwritten", "incomplete", "dropped"]
+
 
 class CascadeCounts:
     """Keys are names from the configuration, so they are few."""
@@ -32,6 +34,7 @@ class CascadeCounts:
         self.scores: dict[str, Histogram] = {}  # by model
         self.added_seconds: dict[str, Histogram] = {}  # by route, for requests that were held
         self.held = 0  # now
+        self.sampled: dict[SampleOutcome, int] = dict.fromkeys(("written", "unwritten", "incomplete", "dropped"), 0)
 
     def accept(self, route: str, model: str, added_s: float) -> None:
         self.accepted[route, model] = self.accepted.get((route, model), 0) + 1

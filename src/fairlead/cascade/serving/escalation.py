@@ -79,7 +79,7 @@ class Escalation:
     ) -> None:
         self.judges: Mapping[str, Judge] = {}  # by route
         self.sample_files: Mapping[str, SampleFile] = {}  # by route
-        self.samples = Samples()
+        self.samples = Samples(counts)
         self.gateway_url = gateway_url
         self.secret = secrets.token_hex(16).encode()
         self.session = session

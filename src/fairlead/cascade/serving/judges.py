@@ -16,14 +16,20 @@ def load_judges(
     settings: Mapping[str, CascadeRouteSettings], folder: Path, session: aiohttp.ClientSession
 ) -> dict[str, Judge]:
     """The judge of each route. Raises UserError for a function that is not there."""
-    judges: dict[str, Judge] = {}
+    judges: dict[str, Judge] = dict(load_functions(settings, folder))
     for name, route in settings.items():
-        judge = route.judge
-        if judge.function is not None:
+        if route.judge.url is not None:
+            judges[name] = EndpointJudge(session, route.judge.url, route.judge.model)
+    return judges
+
+
+def load_functions(settings: Mapping[str, CascadeRouteSettings], folder: Path) -> dict[str, FunctionJudge]:
+    """The judges that are functions. Raises UserError for one that is not there."""
+    judges = {}
+    for name, route in settings.items():
+        if route.judge.function is not None:
             try:
-                judges[name] = FunctionJudge(load_function(judge.function, folder))
+                judges[name] = FunctionJudge(load_function(route.judge.function, folder))
             except UserError as error:
                 raise UserError(f"routes.{name}.judge.function: {error}") from None
-        else:
-            judges[name] = EndpointJudge(session, judge.url or "", judge.model)
     return judges

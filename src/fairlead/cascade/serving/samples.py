@@ -6,7 +6,6 @@ It runs after the client has its answer, so it costs the pool work and the clien
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 from fairlead.cascade.judge import JudgeError
 from fairlead.cascade.rows import ProfileRow
 from fairlead.cascade.serving.answers import Answer, part
+from fairlead.cascade.serving.counts import CascadeCounts, SampleOutcome
 from fairlead.cascade.serving.route import Entry
 
 _MOST_AT_ONCE = 8
@@ -42,8 +42,8 @@ Score = Callable[[Answer], Awaitable[float]]  # raises JudgeError
 class Samples:
     """Owns the tasks that ask the other models; `stop` ends them."""
 
-    def __init__(self) -> None:
-        self.failures = 0  # of writing the file
+    def __init__(self, counts: CascadeCounts) -> None:
+        self._counts = counts
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(
@@ -51,6 +51,7 @@ class Samples:
     ) -> None:
         """`known` has the answers, by model, that the request had anyway, with their scores."""
         if len(self._tasks) >= _MOST_AT_ONCE:
+            self._counts.sampled["dropped"] += 1
             return
         task = asyncio.create_task(self._within_the_deadline(entry, file, known, ask, score))
         self._tasks.add(task)
@@ -64,13 +65,18 @@ class Samples:
     async def _within_the_deadline(
         self, entry: Entry, file: SampleFile, known: Mapping[str, tuple[Answer, float | None]], ask: Ask, score: Score
     ) -> None:
-        with contextlib.suppress(TimeoutError):
+        outcome: SampleOutcome = "incomplete"
+        try:
             async with asyncio.timeout(entry.route.deadline_s):
-                await self._sample(entry, file, known, ask, score)
+                outcome = await self._sample(entry, file, known, ask, score)
+        except TimeoutError:
+            pass
+        finally:
+            self._counts.sampled[outcome] += 1
 
     async def _sample(
         self, entry: Entry, file: SampleFile, known: Mapping[str, tuple[Answer, float | None]], ask: Ask, score: Score
-    ) -> None:
+    ) -> SampleOutcome:
         request = f"{time.time():.6f}"
         rows = []
         for model in entry.route.models:
@@ -79,17 +85,18 @@ class Samples:
             if answer is None:
                 answer = await ask(model)
             if answer is None:
-                return  # a sample that lacks a model says nothing of thresholds
+                return "incomplete"  # a sample that lacks a model says nothing of thresholds
             took_ms = 0.0 if model in known else (time.perf_counter() - started_s) * 1000
             try:
                 value = await score(answer) if scored is None else scored
             except JudgeError:
-                return
+                return "incomplete"
             rows.append(_row(request, model, answer, took_ms, value))
         try:
             await asyncio.to_thread(file.append, rows)
         except OSError:
-            self.failures += 1
+            return "unwritten"
+        return "written"
 
 
 def _row(request: str, model: str, answer: Answer, took_ms: float, score: float) -> ProfileRow:
