@@ -226,12 +226,12 @@ def short(how: How) -> Iterator[str]:
 
 DIFFERS = """\
 With the queue weight at 0 the first token does not stay as flat here while answers get much later: this engine makes a
-step's prefill and decoding together, as vLLM does, so a crowd that decodes delays first tokens too; theirs prefers
-prefill. On short prompts GORGO does not lose here: their session affinity kept a user near one replica, while Azure's
-requests name no session and are spread over all regions. The mean of a session's answers is ours (theirs is not
-published), prefill is a straight line in tokens, and round trips are drawn, not replayed. `fairlead` sends most requests
-to the nearest engine, which pays in first tokens, and a little too many for this one, where each request in the batch
-slows decoding by a tenth: its `batch_slowdown` is a constant, 0.02."""
+step's prefill and decoding together, as vLLM does, so a crowd that decodes delays first tokens too; theirs, SGLang,
+prefers prefill. On short prompts GORGO does not lose here: their session affinity kept a user near one replica, while
+Azure's requests name no session and are spread over all regions. The lengths of answers are ours (theirs are not
+published), prefill is a straight line in tokens, and round trips are drawn, not replayed. `fairlead` sends most
+requests to the nearest engine, which pays in first tokens, and a few too many for this one, where each request in the
+batch slows decoding by a tenth: its `batch_slowdown` is a constant, 0.02."""
 
 
 def main() -> None:
