@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench bench-routing bench-reuse papers lab ttca lab-moves lab-calibration lab-reuse lab-models lab-lock lock clean
+.PHONY: help install demo test lint bench bench-routing bench-reuse papers lab ttca lab-moves lab-calibration lab-reuse lab-cascade lab-models lab-lock lock clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
@@ -63,6 +63,9 @@ lab-calibration: $(INSTALLED) ## The simulated engine against a real one; writes
 
 lab-reuse: $(INSTALLED) ## Context reuse in front of real vLLM servers; writes benchmarks/results/lab-reuse/; some five minutes.
 	$(BIN)/python -m lab.reuse
+
+lab-cascade: $(INSTALLED) ## A cascade of two real models against each; writes benchmarks/results/lab-cascade/; some minutes.
+	$(BIN)/python -m lab.cascade
 
 lab-models: $(INSTALLED) ## Train the lab's tiny models again, in the lab's environment; some fifteen minutes.
 	@$(BIN)/python -m lab.train
