@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.core.feedback import Outcome
+from fairlead.core.migration import Move, Stay
 from fairlead.decision_log import columns
 from fairlead.decision_log.columns import COLUMNS, Anonymous, Ended
 from tests.decision_log.world import MODELS, Pool
@@ -37,6 +39,18 @@ def test_what_was_not_observed_is_null_and_the_prompt_has_its_estimate() -> None
     found = row(Anonymous(), Pool(), tokens=1000)
     assert found["prompt_tokens"] == 1000
     assert [found[name] for name in ("first_token_ms", "cached_tokens", "output_tokens", "session")] == [None] * 4
+
+
+def test_why_a_session_moves_or_stays_is_told() -> None:
+    asked, decision, outcome = Pool().ended()
+    for migration, expected in (
+        (Move(b"s", "a:1", "b:1", "copy", 900, 0, 0), "copy to b:1"),
+        (Stay("cooling"), "stays: cooling"),
+        (None, None),
+    ):
+        changed = msgspec.structs.replace(decision, migration=migration)
+        values = Anonymous().row(Ended(asked, changed, outcome, "b:1", b"id", 1000.0), MODELS)
+        assert dict(zip(COLUMNS, values, strict=True))["migration"] == expected
 
 
 def test_ids_become_digests_that_another_process_does_not_share() -> None:

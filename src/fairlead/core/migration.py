@@ -77,6 +77,13 @@ class Stay(msgspec.Struct, frozen=True, gc=False):
     why: Why
 
 
+def told(migration: Move | Stay | None) -> str:
+    """For people: how a session moves and where to, or why it stays on a hot host; empty if neither."""
+    if migration is None:
+        return ""
+    return f"stays: {migration.why}" if isinstance(migration, Stay) else f"{migration.how} to {migration.target}"
+
+
 _STAYS: Final = {why: Stay(why) for why in ("cooling", "small", "not_cached", "no_target", "dear", "busy")}
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from fairlead.core.facts import RequestFacts
 from fairlead.core.feedback import Outcome
 from fairlead.core.lengths import BUCKETS
+from fairlead.core.migration import told
 from fairlead.core.router import Decision
 
 COLUMNS: Final = {
@@ -32,6 +33,7 @@ COLUMNS: Final = {
     "model": "string",  # that was chosen
     "endpoint": "string",  # that served
     "decision": "string",  # cost, affinity, migration, fallback
+    "migration": "string",  # how its session moves and where to, or why it stays on a hot host; null: neither
     "considered": "int32",  # endpoints
     "expected_tokens": "int32",  # of the prompt, that were taken for cached at the chosen endpoint
     "queued_tokens": "int32",  # waiting there for prefill before this request
@@ -91,6 +93,7 @@ class Anonymous:
             decision.model,
             ended.endpoint,
             decision.why,
+            told(decision.migration) or None,
             decision.considered,
             decision.cached_tokens,
             decision.queued_tokens,

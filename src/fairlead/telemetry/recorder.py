@@ -16,7 +16,7 @@ import msgspec
 from fairlead.core.facts import RequestFacts
 from fairlead.core.learning import Observation
 from fairlead.core.lengths import BUCKETS
-from fairlead.core.migration import Move, Stay
+from fairlead.core.migration import told
 from fairlead.core.router import Choice, Decision
 
 if TYPE_CHECKING:  # it knows the configuration, which need not be loaded to count
@@ -136,7 +136,7 @@ class Recorder:
                 why=decision.why,
                 considered=decision.considered,
                 best=best,
-                migration=_told(decision.migration),
+                migration=told(decision.migration),
             )
         )
 
@@ -164,9 +164,3 @@ class Recorder:
         """A fault of ours while handling a message; the request went on without us."""
         self.stream_failures += 1
         self.last_stream_failure = cause
-
-
-def _told(migration: Move | Stay | None) -> str:
-    if migration is None:
-        return ""
-    return f"stays: {migration.why}" if isinstance(migration, Stay) else f"{migration.how} to {migration.target}"
