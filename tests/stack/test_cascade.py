@@ -232,6 +232,16 @@ async def test_a_client_cannot_pass_itself_off_as_a_cascade(stack: Start, judge:
         assert "x-fairlead-inner" not in seen, "and no engine learns the secret"
 
 
+@pytest.mark.parametrize("broken", [b'"\xff"', b"[" * 2000 + b"]" * 2000])
+async def test_what_a_judge_cannot_read_is_accepted_unjudged(stack: Start, judge: Judge, broken: bytes) -> None:
+    pool = await started(stack, judge)
+    body = question(0).encode().replace(b'"id":"0"', b'"model":"answer","user":%b' % broken)
+    answer = await pool.ask("POST", "/v1/chat/completions", body)
+    assert answer.status < 500
+    assert await pool.metric("fairlead_failures_total") == 0
+    assert (await asked(pool)).headers["x-fairlead-cascade-stage"] == "2", "and the next request is judged"
+
+
 async def test_an_engines_error_is_the_clients_unjudged(stack: Start, judge: Judge) -> None:
     pool = await started(stack, judge)
     answer = await pool.chat(QUESTION, model="answer", max_tokens=-1)

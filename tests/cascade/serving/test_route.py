@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from fairlead.cascade.serving.route import CascadeRoute, enter, first_stage
 
@@ -35,6 +36,11 @@ def test_streams_are_buffered_or_left_alone_as_the_route_says() -> None:
 
 def test_an_api_whose_answers_cannot_be_judged_is_left_alone() -> None:
     assert enter(ROUTE, "/v1/embeddings", b'{"model":"answer","input":"x"}', surely) is None
+
+
+@pytest.mark.parametrize("options", [b'{"x":"\xff"}', b"[" * 2000 + b"]" * 2000])
+def test_a_request_with_broken_options_is_left_alone(options: bytes) -> None:
+    assert enter(ROUTE, CHAT, b'{"model":"answer","stream_options":' + options + b"}", surely) is None
 
 
 def test_a_request_too_long_to_keep_is_left_alone() -> None:

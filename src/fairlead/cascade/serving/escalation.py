@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import msgspec
@@ -156,8 +156,12 @@ class Escalation:
         if judge is None:  # the route was taken out of the configuration while the request was on its way
             raise JudgeError("the route has no judge any more")
         try:
+            request = msgspec.json.decode(entry.body, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise JudgeError("the request cannot be read in full") from None
+        try:
             async with asyncio.timeout(entry.route.judge_timeout_s):
-                return await judge.score(msgspec.json.decode(entry.body, type=dict), answer_text(answer.body))
+                return await judge.score(request, answer_text(answer.body))
         except TimeoutError:  # this one's own: that of the whole request arrives as a cancellation
             raise JudgeError("the judge took too long") from None
 
@@ -203,7 +207,7 @@ class Escalation:
                     return None
                 said = response.headers
                 return read_answer(answer, said.get(MODEL, model), said.get(ENDPOINT, ""), said.get(DECISION, ""))
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError, ValueError):  # the last for a client's header that cannot be sent on
             return None
 
     def _inner_headers(self, headers: Mapping[bytes, bytes], request_id: bytes) -> dict[str, str]:

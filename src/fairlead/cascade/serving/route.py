@@ -54,13 +54,16 @@ _decode_streaming = msgspec.json.Decoder(_Streaming).decode
 
 
 def enter(route: CascadeRoute, path: str, body: bytes, success_probability: Callable[[str], float]) -> Entry | None:
-    """The entry of a request, whose `body` is valid JSON; None if its answer cannot be judged.
+    """The entry of a request; None if its answer cannot be judged.
 
     `success_probability` is of a model, for this request: the first model that is likely enough to be right starts.
     """
     if path not in JUDGED_PATHS or len(body) > route.most_bytes:
         return None
-    streaming = _decode_streaming(body)
+    try:
+        streaming = _decode_streaming(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # what the router does not read may be broken
+        return None
     streams = streaming.stream is True
     if streams and not route.buffer_streams:
         return None
