@@ -15,6 +15,7 @@ from fairlead.demo.children import ChildError, while_running
 from fairlead.demo.engines import forever
 from fairlead.demo.traffic import ROUTE
 from fairlead.errors import UserError
+from fairlead.policies import policy_names
 from lab import words
 from lab.engines import MODELS, LabEngines
 from lab.pool import known, running_front
@@ -29,7 +30,9 @@ def main() -> None:
         epilog="Example: python -m lab wren stork --policy laar",
     )
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"one of {', '.join(NAMES)}; all without any")
-    parser.add_argument("--policy", default="fairlead", help="see docs/policies.md (default: fairlead)")
+    parser.add_argument(
+        "--policy", default="fairlead", choices=policy_names(), metavar="NAME", help="see docs/policies.md"
+    )
     options = parser.parse_args()
     unknown = [model for model in options.models if model not in NAMES]
     if unknown:
@@ -37,7 +40,9 @@ def main() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         try:
             asyncio.run(_run(options.models or NAMES, options.policy))
-        except (UserError, ChildError) as error:
+        except UserError as error:
+            parser.exit(2, f"error: {error}\n")
+        except ChildError as error:
             sys.exit(f"error: {error}")
 
 

@@ -66,10 +66,12 @@ def main() -> None:
             options.out.mkdir(parents=True, exist_ok=True)
             machine = this_machine()
             compared, calibration = asyncio.run(_run(options.model, options.seed, options.out))
-        except (UserError, ChildError) as error:
+        except ChildError as error:
             sys.exit(f"error: {error}")
+        except UserError as error:
+            parser.exit(2, f"error: {error}\n")
         except OSError as error:
-            sys.exit(f"error: --out {options.out}: cannot be written ({error.strerror}); name another folder")
+            parser.exit(2, f"error: --out {options.out}: cannot be written ({error.strerror}); name another folder\n")
         facts = machine_facts(
             f"python -m lab.calibration {options.model} --seed {options.seed}",
             options.seed,

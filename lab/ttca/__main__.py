@@ -44,10 +44,12 @@ def main() -> None:
             results = _measured(command, plan, options.out)
             report.write(results, options.out)
             figures.write_figures(results, options.out)
-        except (UserError, ChildError) as error:
+        except ChildError as error:
             sys.exit(f"error: {error}")
+        except UserError as error:
+            parser.exit(2, f"error: {error}\n")
         except OSError as error:
-            sys.exit(f"error: --out {options.out}: cannot be written ({error.strerror}); name another folder")
+            parser.exit(2, f"error: --out {options.out}: cannot be written ({error.strerror}); name another folder\n")
         print(report.markdown(results))
 
 
