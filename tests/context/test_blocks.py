@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.context.blocks import FORMATS, Format, find_groups
@@ -171,6 +171,7 @@ PIECES = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(PIECES, max_size=25).map("".join), st.sampled_from(FORMATS))
 def test_blocks_follow_one_another_inside_the_text_and_bodies_lie_inside_blocks(text: str, name: Format) -> None:
     raw = text.encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.context import clustering
@@ -28,6 +28,7 @@ def test_the_distance_is_smaller_where_shared_blocks_stand_at_the_same_places() 
     assert distance(a, [8, 9]) == 1.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 12), unique=True, max_size=8).map(tuple), min_size=2, max_size=8))
 def test_all_distances_at_once_are_those_of_each_pair(contexts: list[tuple[int, ...]]) -> None:
     expected = [distance(one, other) for place, one in enumerate(contexts) for other in contexts[place + 1 :]]
@@ -73,6 +74,7 @@ def shared_beginnings(ordered: list[list[int]]) -> int:
     return shared
 
 
+@settings(deadline=None)
 @given(CONTEXTS)
 def test_an_order_has_every_block_once_and_the_same_contexts_give_the_same_orders(contexts: list[list[int]]) -> None:
     placed = cluster(contexts)
@@ -81,6 +83,7 @@ def test_an_order_has_every_block_once_and_the_same_contexts_give_the_same_order
     assert cluster(contexts) == placed
 
 
+@settings(deadline=None)
 @given(CONTEXTS)
 def test_contexts_under_a_common_node_begin_with_the_same_blocks(contexts: list[list[int]]) -> None:
     placed = cluster(contexts)
@@ -96,6 +99,7 @@ def test_a_schedule_keeps_groups_together_the_largest_first_and_longer_paths_bef
     assert schedule(paths) == [0, 3, 1, 2]
 
 
+@settings(deadline=None)
 @given(CONTEXTS)
 def test_a_schedule_runs_each_context_once(contexts: list[list[int]]) -> None:
     paths = [place.path for place in cluster(contexts)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.context.dedup import LEAST_IN_PARTS_BYTES, Seen, chunks, without_repeated_parts
@@ -24,6 +24,7 @@ def repeated(before: bytes, text: bytes) -> list[Piece]:
     return without_repeated_parts(text, 0, len(text), seen, {}, ANOTHER_TEXT)
 
 
+@settings(deadline=None)
 @given(TEXTS, TEXTS)
 def test_each_dropped_part_stands_in_the_earlier_text_as_one(before: bytes, text: bytes) -> None:
     cursor = 0
@@ -36,6 +37,7 @@ def test_each_dropped_part_stands_in_the_earlier_text_as_one(before: bytes, text
     assert cursor == len(text)
 
 
+@settings(deadline=None)
 @given(TEXTS)
 def test_chunks_are_the_whole_span_in_order(text: bytes) -> None:
     spans = list(chunks(text, 3, len(text)))

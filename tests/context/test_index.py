@@ -6,7 +6,7 @@ import time
 from itertools import permutations
 from statistics import median
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.context.index import ContextIndex
@@ -110,6 +110,7 @@ def test_a_search_among_all_permutations_ends_in_bounded_work() -> None:
     assert [match.size for match in found] == [7, 7, 7]
 
 
+@settings(deadline=None)
 @given(st.lists(st.permutations(range(6)), max_size=8), st.lists(st.integers(0, 9), unique=True, max_size=8))
 def test_every_path_was_sent_and_uses_each_block_of_the_request_at_most_once(
     sent: list[list[int]], asked: list[int]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fairlead.context.index import ContextIndex
@@ -306,6 +307,7 @@ def test_a_thousand_requests_without_a_common_document_neither_fail_nor_slow_dow
 NAMES = st.lists(st.integers(0, 6), min_size=1, max_size=6)
 
 
+@hypothesis_settings(deadline=None)
 @given(st.lists(st.lists(NAMES, min_size=1, max_size=3), min_size=1, max_size=4), st.sampled_from([ALL, ORDER, DEDUP]))
 def test_every_document_is_sent_once_or_is_a_reference_backwards_to_the_same(
     conversations: list[list[list[int]]], chosen: Any
@@ -328,6 +330,7 @@ def test_every_document_is_sent_once_or_is_a_reference_backwards_to_the_same(
                 assert 'lang="en">' in part
 
 
+@hypothesis_settings(deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=4))
 def test_resending_gives_the_same_bytes(turns: list[list[int]]) -> None:
     reuse = new_reuse()
@@ -336,6 +339,7 @@ def test_resending_gives_the_same_bytes(turns: list[list[int]]) -> None:
     assert [reuse.rewrite(body, ALL, session=b"%d" % number) for number, body in enumerate(bodies)] == first
 
 
+@hypothesis_settings(deadline=None)
 @given(st.text(), st.sampled_from(["system", "user", "tool"]))
 def test_a_text_without_blocks_goes_on_byte_for_byte(text: str, role: str) -> None:
     body = chat({"role": role, "content": text + " " * 80})

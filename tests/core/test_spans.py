@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.core.spans import list_spans, object_spans, replace_at
@@ -16,6 +16,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(), VALUES, max_size=5), st.booleans(), st.sampled_from([None, 1]))
 def test_each_value_of_an_object_is_where_its_span_says(
     fields: dict[str, object], ascii: bool, indent: int | None
@@ -26,6 +27,7 @@ def test_each_value_of_an_object_is_where_its_span_says(
     assert {key: json.loads(text[slice(*span)]) for key, span in spans.items()} == fields
 
 
+@settings(deadline=None)
 @given(st.lists(VALUES, max_size=5), st.sampled_from([None, 1]))
 def test_each_item_of_a_list_is_where_its_span_says(items: list[object], indent: int | None) -> None:
     text = json.dumps(items, indent=indent).encode()
