@@ -21,9 +21,7 @@ from tests.stores.world import RedisServer
 MS_PER_TOKEN: Final = 0.02
 TIME_SCALE: Final = 5.0
 CONTEXT: Final = "The quick brown fox jumps over the lazy dog and runs into the woods. " * 220  # some 3,400 tokens
-LONG: Final = (
-    "Much more text than any engine of this pool has ever seen. " * 5000
-)  # some 65,000 tokens, 1.3 s of prefill
+LONG: Final = "Much more text than any engine of this pool has ever seen. " * 5000  # 65,000 tokens, 1.3 s of prefill
 RULES: Final = {"hot_tokens": 4000, "hot_ratio": 1.0, "least_tokens": 1000, "export_s": 2.5, "import_s": 1.0}
 
 
