@@ -102,6 +102,13 @@ def test_an_aim_out_of_reach_is_told(change: dict[str, float], aim: Aim, said: s
         make_plan(world, TWO_MODELS, aim)
 
 
+def test_a_price_for_missing_the_quality_is_weighed_against_latency() -> None:
+    world = settings(12, 4.0, models=2, **FEW_SHAPES)
+    cheap, dear = (make_plan(world, TWO_MODELS, Aim(least_quality=66, penalty=penalty)).plan for penalty in (1e3, 1e9))
+    assert cheap.quality < 66 <= dear.quality
+    assert max(s.latency.p95_ms for s in cheap.stages) < max(s.latency.p95_ms for s in dear.stages)
+
+
 def test_a_model_that_fits_no_gpus_is_named() -> None:
     with pytest.raises(UserError, match=r"large-671b-int4: 2 GPUs cannot hold the weights"):
         make_plan(settings(2, 1.0), PROFILE, Aim(least_quality=60))

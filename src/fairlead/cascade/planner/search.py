@@ -95,8 +95,8 @@ def search(
         latency_ms = np.array([least_maximum_ms(tables.of(each)) for each in vectors])
         objective, penalty = _objective(aim, latency_ms, quality, utopia, nadir)
         scores = objective.score(latency_ms, quality)
-        met = objective.met(latency_ms, quality)
-        if not met.any():
+        acceptable = objective.met(latency_ms, quality) if aim.penalty is None else np.isfinite(scores)
+        if not acceptable.any():
             raise UserError(_unreachable(aim, rate_per_ms, latency_ms))
         # Penalties follow the latencies seen in a round, so what was found before is scored again.
         again = [present.thresholds] if best is None else [present.thresholds, best.routed.thresholds]
@@ -114,7 +114,9 @@ def search(
         for stage, part in zip(stages, present.reached, strict=True):
             if part.any():
                 stage.simulate(part, told)
-    assert best is not None
+    # What was stretched from other loads may have promised too much.
+    if best is None or (aim.penalty is None and not _meets(best, objective)):
+        raise UserError(_unreachable(aim, rate_per_ms, latency_ms))
     return Searched(best, tuple(rounds), latency_ms, quality, utopia, nadir, penalty)
 
 
@@ -151,6 +153,10 @@ class _Tables:
         latency_ms = np.array([allocation.latency_ms])
         score = float(objective.score(latency_ms, np.array([routed.quality]))[0])
         return Found(routed, tuple(strategies), tuple(stage_ms), score, gpu_ms)
+
+
+def _meets(found: Found, objective: Objective) -> bool:
+    return bool(objective.met(np.array([found.latency_ms]), np.array([found.routed.quality]))[0])
 
 
 def _better(found: Found) -> tuple[float, float, int]:
