@@ -95,7 +95,9 @@ class Mover:
                 raise NotMovedError("source_gone")
             parts = tokenize_request(path, body, source.model)
             del body
-            await self._copy_and_flip(move, request, source, parts)
+            ids = await self._link().tokenize(self._party(move.source), parts, self.deadlines.tokenize_s)
+            del parts
+            await self._copy_and_flip(move, request, source, ids)
         except NotMovedError as error:
             self._end(move, "dropped", error.reason)
         except TransferError as error:
@@ -109,22 +111,17 @@ class Mover:
             self._router.planner.ended(move, self._clock_s(), "failed")
             log.exception("a copy failed by a fault of ours", source=move.source, target=move.target)
 
-    async def _copy_and_flip(self, move: Move, request: RequestFacts, source: Endpoint, parts: bytes) -> None:
-        if self._session is None:
-            self._session = new_session()
-        link = EngineLink(self._session)
-        bootstraps = self._bootstraps()
-        here = Party(move.source, bootstraps.get(move.source, ""))
-        there = Party(move.target, bootstraps.get(move.target, ""))
-        block_tokens = source.reported.kv_block_tokens
+    async def _copy_and_flip(self, move: Move, request: RequestFacts, source: Endpoint, all_ids: list[int]) -> None:
+        block_tokens, connector = source.reported.kv_block_tokens, _CONNECTORS.get(source.kv_connector)
         if block_tokens is None:
             raise NotMovedError("block_size")
-        all_ids = await link.tokenize(here, parts, self.deadlines.tokenize_s)
+        if connector is None:  # a reload took it away
+            raise NotMovedError("connector")
         ids = whole_blocks(all_ids, move.tokens / request.tokens, block_tokens)
         if not ids:
             raise NotMovedError("short")
-        connector = _CONNECTORS[source.kv_connector]
-        copied = await copy_kv(link, connector, here, there, source.model, ids, block_tokens, self.deadlines)
+        here, there = self._party(move.source), self._party(move.target)
+        copied = await copy_kv(self._link(), connector, here, there, source.model, ids, block_tokens, self.deadlines)
         self._count(copied)
         refused = self._router.flip(move, request, len(ids) / len(all_ids), self._clock_s())
         if refused is not None:
@@ -140,6 +137,14 @@ class Mover:
         while not self._decided(move.session) and self._clock_s() < until_s:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(_DECIDED_EVERY_S)
         return self._router.sessions.address_of(move.session) == move.target
+
+    def _link(self) -> EngineLink:
+        if self._session is None:
+            self._session = new_session()
+        return EngineLink(self._session)
+
+    def _party(self, address: str) -> Party:
+        return Party(address, self._bootstraps().get(address, ""))
 
     def _end(self, move: Move, outcome: Outcome, reason: str) -> None:
         self.counts.dropped[reason] += 1
