@@ -135,12 +135,16 @@ HEADS = (
 
 
 def verdicts(found: dict[str, list[Ran]]) -> Iterator[str]:
-    def worst(policy: str) -> list[float]:
-        return [each.summary.worst_worker_ttft_p90_ms for each in found[policy]]
+    def times(policy: str, name: str) -> list[float]:
+        return [getattr(each.summary, name) for each in found[policy]]
 
     for full in FULL:
         for rival in ("session_affinity", "ear", "unified"):
-            yield f"- `{full}` over `{rival}`, worst worker: {told(ratio(worst(full), worst(rival)), 2)}"
+            worst, p95 = (
+                told(ratio(times(full, name), times(rival, name)), 2)
+                for name in ("worst_worker_ttft_p90_ms", "ttft_p95_ms")
+            )
+            yield f"- `{full}` over `{rival}`: worst worker {worst}; TTFT p95 of all {p95}"
     pause_s = min(shortest_pause_s(each.moves) for full in FULL for each in found[full])
     pause = "none moved twice" if pause_s == np.inf else f"{pause_s:.1f} s"
     yield f"- Shortest time between two moves of one session: {pause}"
