@@ -231,7 +231,7 @@ prefers prefill. On short prompts GORGO does not lose here: their session affini
 Azure's requests name no session and are spread over all regions. The lengths of answers are ours (theirs are not
 published), prefill is a straight line in tokens, and round trips are drawn, not replayed. `fairlead` sends most
 requests to the nearest engine, which pays in first tokens, and a few too many for this one, where each request in the
-batch slows decoding by a tenth: its `batch_slowdown` is 0.02 unless it is set."""
+batch slows decoding by a tenth: its `batch_slowdown` is a constant, 0.03 unless it is set."""
 
 
 def main() -> None:

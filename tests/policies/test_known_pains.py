@@ -39,9 +39,9 @@ def test_a_cached_prefix_is_not_thrown_away_because_load_is_a_little_uneven(more
 
 
 def test_a_cached_prefix_is_left_once_sharing_the_batch_costs_more_than_the_cache_saves() -> None:
-    # Each request in flight slows the 100 tokens of the answer, 2 s alone, by 2 %: 39 of them by 1.56 s.
-    choices = [_choice(requests) for requests in range(50)]
-    assert choices == ["holder:1"] * 40 + ["idle:1"] * 10
+    # Each request in flight slows the 100 tokens of the answer, 2 s alone, by 3 %: 26 of them by 1.56 s.
+    choices = [_choice(requests) for requests in range(40)]
+    assert choices == ["holder:1"] * 27 + ["idle:1"] * 13
 
 
 def test_a_pool_without_idle_endpoints_makes_more_of_what_it_has_cached() -> None:

@@ -29,7 +29,7 @@ class Fairlead(Rule, frozen=True):
     queue_weight: Annotated[float, Meta(ge=0)] = 1.0
     crowd_weight: Annotated[float, Meta(ge=0)] = 1.0
     stall_weight: Annotated[float, Meta(ge=0)] = 0.1  # settled, as batch_slowdown, by replays: docs/decisions
-    batch_slowdown: Annotated[float, Meta(ge=0)] = 0.02  # of decoding, for each request that shares the batch
+    batch_slowdown: Annotated[float, Meta(ge=0)] = 0.03  # of decoding, for each request that shares the batch
     tie_ms: Annotated[float, Meta(ge=0)] = 2.0  # costs closer than the noise of measured round trips are equal
     retry_penalty: Annotated[float, Meta(ge=1, le=1e6)] = 1000.0  # a model that failed at temperature 0 fails again
 
