@@ -132,9 +132,9 @@ def main() -> None:
     lines = compared()
     facts = machine_facts("python benchmarks/papers/cascadia_single.py", cascadia.SEED, machine, os.getloadavg()[0])
     note = (
-        "Paper (section 4): up to 4 times tighter SLOs (2.8 on average) than single models; dividing GPUs evenly costs\n"
-        "up to 2.1 times (1.7 on average). Here: the SLO scale that 95 % of requests keep end to end, by requests a\n"
-        "second on 32 GPUs (-: more than the GPUs carry)."
+        "Paper (section 4): up to 4 times tighter SLOs (2.8 on average) than single models; dividing GPUs evenly\n"
+        "costs up to 2.1 times (1.7 on average). Here: the SLO scale that 95 % of requests keep end to end, by\n"
+        "requests a second on 32 GPUs (-: more than the GPUs carry)."
     )
     report = "\n".join(["# Cascadia: against single models", "", facts, "", note, "", *lines, ""])
     OUT.parent.mkdir(parents=True, exist_ok=True)
