@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 
 from aiohttp import ClientSession
 
-from fairlead.telemetry import metrics, reuse, tuner
+from fairlead import telemetry
 from tests.telemetry.world import AdminPort
 
 TEXT = (Path(__file__).parents[2] / "docs/operate.md").read_text(encoding="utf-8")
 
 
 def test_every_metric_that_operators_are_told_of_exists() -> None:
-    source = "".join(map(inspect.getsource, (metrics, reuse, tuner)))
+    source = "".join(path.read_text(encoding="utf-8") for path in Path(telemetry.__path__[0]).glob("*.py"))
     declared = set(re.findall(r'"(fairlead_\w+)"', source))
     declared |= {f"fairlead_learned_{name}" for name in re.findall(r'\("(\w+)", "[^"]+", "(?:model|language)"', source)}
     told = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in re.findall(r"\bfairlead_\w+", TEXT)}
