@@ -67,7 +67,7 @@ def _tokens(sample: bytes, language: str) -> float:
     wide = 0.0
     if b"\\u" in sample:
         if sample.isascii():  # most often all of the text is escaped, and this is ten times the speed
-            text = sample.replace(b"\\/", b"/").decode("unicode_escape", "ignore")
+            text = sample.decode("raw_unicode_escape", "ignore")
             sample = text.encode("ascii", "ignore")
             wide += len(text) - len(sample)
         else:
