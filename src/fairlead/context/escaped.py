@@ -15,7 +15,7 @@ import msgspec
 Piece = tuple[int, int] | bytes  # of a changed text: a slice of what it was, or new text
 
 _UNICODE: Final = re.compile(rb"(?:\\u[0-9a-fA-F]{4})+")
-_UNIT: Final = 6  # bytes of \uXXXX
+_UNIT: Final = 6  # bytes of one escaped unit, such as \u3042
 _U: Final = ord("u")
 _decode = msgspec.json.Decoder(str).decode
 
@@ -64,7 +64,7 @@ class Escaped:
         run = self._raw.index(b"\\", self._raw_ends[last])
         if place <= run:
             return place
-        wanted = place - run  # bytes of text into a run of \uXXXX
+        wanted = place - run  # bytes of text into a run of escaped units
         end = run
         while len(_text(b'"' + self._raw[run:end] + b'"')) < wanted:
             high = self._raw[end + 2 : end + 4].lower()
@@ -72,7 +72,7 @@ class Escaped:
         return end
 
     def _find_escapes(self) -> list[int]:
-        """For each escape or run of \\uXXXX, its end in the text, and in `_raw_ends` its end in the literal."""
+        """For each escape or run of escaped units, its end in the text, and in `_raw_ends` its end in the literal."""
         raw, text_ends, raw_ends = self._raw, [0], self._raw_ends
         text_end, raw_end = 0, 1
         raw_ends.append(raw_end)
