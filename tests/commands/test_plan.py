@@ -83,16 +83,15 @@ def test_without_its_libraries_it_says_what_to_install(inputs: list[str | Path])
     assert "pip install 'fairlead[plan]'" in ran.stderr
 
 
+def profiling(folder: Path) -> list[str | Path]:
+    """Of one request, at a gateway that is not there."""
+    requests = folder / "requests.jsonl"
+    requests.write_text('{"id": "a", "prompt": "hello"}\n')
+    return ["profile", requests, "--url", "http://127.0.0.1:1", "--out", folder / "p.jsonl"]
+
+
 def test_a_judge_that_is_no_function_is_told(tmp_path: Path) -> None:
-    (tmp_path / "requests.jsonl").write_text('{"id": "a", "prompt": "hello"}\n')
-    arguments: list[str | Path] = [
-        "profile",
-        tmp_path / "requests.jsonl",
-        "--url",
-        "http://127.0.0.1:1",
-        "--out",
-        tmp_path / "p.jsonl",
-    ]
+    arguments = profiling(tmp_path)
     ran = fairlead(*arguments, "--models", "small,large", "--judge", "nowhere:exact")
     assert ran.returncode == 2
     assert 'the judge "nowhere:exact" cannot be loaded' in ran.stderr
@@ -101,14 +100,6 @@ def test_a_judge_that_is_no_function_is_told(tmp_path: Path) -> None:
 
 
 def test_models_that_cannot_be_reached_end_it_with_1_and_a_reason(tmp_path: Path) -> None:
-    (tmp_path / "requests.jsonl").write_text('{"id": "a", "prompt": "hello"}\n')
-    arguments: list[str | Path] = [
-        "profile",
-        tmp_path / "requests.jsonl",
-        "--url",
-        "http://127.0.0.1:1",
-        "--out",
-        tmp_path / "p.jsonl",
-    ]
+    arguments = profiling(tmp_path)
     ran = fairlead(*arguments, "--models", "small,large", "--judge", "math:sqrt")
     assert (ran.returncode, "2 requests failed" in ran.stderr) == (1, True)
