@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairlead.core.facts import MAX_ATTEMPTED, RequestFacts, make_facts
+from fairlead.core.language import LANGUAGES
 from fairlead.core.prefix import BLOCK_BYTES, chain
 from fairlead.core.prompt import Prompt, parse
 
@@ -29,6 +35,33 @@ def test_escaped_text_has_the_same_facts() -> None:
         facts(text, escaped=True).language,
         facts(text, escaped=True).bucket,
     )
+
+
+@given(
+    st.lists(
+        st.binary() | st.sampled_from([b"\\", b"\\u", b"\\U", b"d83d", b"\\ude00", b"\\x", b"\\8", b"\\d", b"\\N"])
+    )
+)
+def test_any_bytes_have_a_language_and_a_length_without_a_warning(pieces: list[bytes]) -> None:
+    """Prompts are cut anywhere, inside an escape too; half of a surrogate pair is as good as any character."""
+    text = b"".join(pieces)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = make_facts(Prompt("m", text, text, 0, (), None, has_kv_transfer_params=False), "m")
+    assert made.language in LANGUAGES
+    assert made.tokens >= 1
+
+
+@pytest.mark.parametrize("beside", [r"C:\\users\\me", r"\\usepackage", r"\u003cb\u003e"])
+def test_escapes_beside_utf_8_do_not_hide_its_language(beside: str) -> None:
+    """Paths and formulas have a backslash before a u, and Go's JSON escapes the signs of HTML but no letter."""
+    text = f"吾輩は猫である。{beside} 名前はまだ無い。".encode()
+    assert make_facts(Prompt("m", text, text, 0, (), None, has_kv_transfer_params=False), "m").language == "ja"
+
+
+@pytest.mark.parametrize(("text", "language"), [("😀 猫である", "ja"), ("😀😀😀 hello", "en")])
+def test_escaped_surrogate_pairs_are_of_no_language(text: str, language: str) -> None:
+    assert facts(text, escaped=True).language == facts(text).language == language
 
 
 def test_a_session_of_any_length_takes_sixteen_bytes() -> None:

@@ -75,6 +75,7 @@ def _sample(raw: bytes) -> str:
     reach = language.SAMPLE_CHARACTERS * _ESCAPED_BYTES
     if len(raw) > 2 * reach:
         raw = raw[:reach] + b"\n" + raw[-reach:]
-    if b"\\u" in raw:  # JSON's escapes are Python's, but for the slash; all such text is ASCII
-        return language.sample(raw.replace(b"\\/", b"/").decode("unicode_escape", "ignore"))
-    return language.sample(raw.decode("utf-8", "ignore"))
+    # Beside UTF-8 no letter is escaped: there `\u` is of a path (`C:\\users`) or of a sign (Go's `\u003c` is `<`).
+    # Only `raw_unicode_escape` takes any cut without a warning. Halves of a surrogate pair are of no script.
+    escaped = b"\\u" in raw and raw.isascii()
+    return language.sample(raw.decode("raw_unicode_escape" if escaped else "utf-8", "ignore"))
