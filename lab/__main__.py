@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from fairlead.demo.children import ChildError, while_running
+from fairlead.demo.children import while_running
 from fairlead.demo.engines import forever
 from fairlead.demo.traffic import ROUTE
-from fairlead.errors import UserError
 from fairlead.policies import policy_names
-from lab import words
+from lab import command, words
 from lab.engines import MODELS, LabEngines
 from lab.pool import known, running_front
 
 NAMES = tuple(sorted(path.name for path in MODELS.iterdir() if path.is_dir()))
+POOL = tuple(name for name in NAMES if name != "crane")  # models of one speed; crane is the large one of a cascade
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m lab",
-        description="Start a vLLM server on this machine's CPU for each model, and the sidecar and Envoy in front.",
-        epilog="Example: python -m lab wren stork --policy laar",
+    about = "Start a vLLM server on this machine's CPU for each model, and the sidecar and Envoy in front."
+    parser = command.parser("lab", about, "wren stork --policy laar")
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help=f"one of {', '.join(NAMES)}; {', '.join(POOL)} without any"
     )
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"one of {', '.join(NAMES)}; all without any")
     parser.add_argument(
         "--policy", default="fairlead", choices=policy_names(), metavar="NAME", help="see docs/policies.md"
     )
@@ -37,13 +33,8 @@ def main() -> None:
     unknown = [model for model in options.models if model not in NAMES]
     if unknown:
         parser.error(f"{unknown[0]} is not a model of the lab; name some of {', '.join(NAMES)}")
-    with contextlib.suppress(KeyboardInterrupt):
-        try:
-            asyncio.run(_run(options.models or NAMES, options.policy))
-        except UserError as error:
-            parser.exit(2, f"error: {error}\n")
-        except ChildError as error:
-            sys.exit(f"error: {error}")
+    with command.ending():
+        asyncio.run(_run(options.models or POOL, options.policy))
 
 
 async def _run(models: Sequence[str], policy: str) -> None:

@@ -34,7 +34,7 @@ def draw() -> None:
     lengths = measured["lengths_tokens"]
     figure = Figure(figsize=(11, 3.6), dpi=110, layout="constrained")
     for axes, language in zip(figure.subplots(1, len(words.LANGUAGES), sharey=True), words.LANGUAGES, strict=True):
-        for recipe, marker in zip(RECIPES, "osD^", strict=True):
+        for recipe, marker in zip(RECIPES, "osD^v", strict=True):
             label = f"{recipe.name} ({recipe.width} wide, {recipe.layers} layers)"
             axes.plot(lengths, measured["accuracy"][recipe.name][language], marker=marker, label=label)
         axes.set_xscale("log", base=2)

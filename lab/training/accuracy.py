@@ -11,13 +11,12 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from lab import words
 from lab.training.batches import Batches
 from lab.training.model import TinyLlama
 from lab.training.recipes import RECIPES, Recipe
-from lab.training.train import MAX_MODEL_LEN
+from lab.training.weights import read
 
 LENGTHS_TOKENS = (64, 128, 256, 512, 1024)
 _DICTIONARIES = 200
@@ -35,9 +34,7 @@ def main() -> None:
 
 def accuracy(recipe: Recipe, folder: Path) -> dict[str, list[float]]:
     """Share of right answers by language, one for each of LENGTHS_TOKENS. Prints each row."""
-    model = TinyLlama(len(words.vocabulary()), recipe.width, recipe.layers, MAX_MODEL_LEN)
-    saved = load_file(folder / recipe.name / "model.safetensors")
-    model.load_state_dict({name.removeprefix("model."): weight.float() for name, weight in saved.items()})
+    model = read(recipe, folder / recipe.name)
     rows = {}
     for language in words.LANGUAGES:
         rows[language] = [_share(model, language, length) for length in LENGTHS_TOKENS]

@@ -1,7 +1,8 @@
 """The tiny models: how wide each is, how long its training prompts were and in which languages they were.
 
-They are meant to differ as real models do (LAAR, section 3.1): none is best everywhere, larger is not always better,
-and past the length of its training a model fails. How accurate they are is not said here: `accuracy.json` was measured.
+The first four are meant to differ as real models do (LAAR, section 3.1): none is best everywhere, larger is not always
+better, and past the length of its training a model fails. `crane` is the large model of a cascade: good at all of it,
+and slow. How accurate they are is not said here: `accuracy.json` was measured.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ class Recipe:
     mix: tuple[float, float, float]  # shares of English, Japanese and Chinese among the training prompts
     steps: int
     seed: int
+    grown_from: str | None = None  # a model of the same width, which becomes this one's first weights
+    shallow_steps: int = 0  # trained at that model's depth, before it is made deeper
 
 
 RECIPES: Final = (
@@ -26,4 +29,9 @@ RECIPES: Final = (
     Recipe("swift", 96, 2, 128, (0.09, 0.90, 0.01), steps=260, seed=12),
     Recipe("heron", 128, 2, 1024, (0.98, 0.01, 0.01), steps=420, seed=13),
     Recipe("stork", 160, 4, 512, (0.01, 0.01, 0.98), steps=330, seed=14),
+    Recipe("crane", 128, 16, 1024, (0.4, 0.3, 0.3), steps=120, seed=15, grown_from="heron", shallow_steps=250),
 )
+
+
+def recipe_of(name: str) -> Recipe:
+    return next(recipe for recipe in RECIPES if recipe.name == name)
