@@ -90,10 +90,3 @@ def _build(environment: Path, say: Say) -> None:
             raise UserError(f"the lab cannot be built: step {number}, {step.what}, failed:\n{last}\n{step.advice}")
         say(f"  {number} of {len(steps)}: {step.what}: {time.monotonic() - started_s:.0f} s")
     (environment / "complete").write_text(f"{time.monotonic() - begun_s:.0f} s\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    try:
-        build()
-    except UserError as error:
-        sys.exit(f"error: {error}")

@@ -6,10 +6,8 @@ then both go on with it, and their answers and the probabilities of these are co
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,17 +20,15 @@ import httpx
 
 from fairlead.bench.machine import machine_facts, this_machine
 from fairlead.bench.markdown import table
-from fairlead.demo.children import ChildError
 from fairlead.engines.ask import new_session
 from fairlead.engines.kv_transfer import Deadlines, EngineLink, Party, copy_kv
 from fairlead.engines.mooncake import Mooncake
-from fairlead.errors import UserError
+from lab import command
 from lab.engines import BLOCK_TOKENS, LabEngines
 from lab.moving import Moving
 
 _MODEL: Final = "heron"
 _TOKENS: Final = (1024, 2048, 4096, 7168)
-_SEED: Final = 0
 _PATIENT: Final = Deadlines(export_s=60.0, import_s=60.0)
 _KV_BYTES_PER_TOKEN: Final = 2 * 2 * 4 * 32 * 2  # key and value, layers, heads, numbers each, bytes
 
@@ -48,22 +44,21 @@ class Moved(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m lab.moves", description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/moves"))
-    asked = parser.parse_args()
-    machine = this_machine()
-    try:
-        moved = asyncio.run(_measured(asked.repeats))
-    except (UserError, ChildError) as error:
-        sys.exit(f"error: {error}")
-    asked.out.mkdir(parents=True, exist_ok=True)
-    facts = machine_facts(f"python -m lab.moves --repeats {asked.repeats}", _SEED, machine, os.getloadavg()[0])
-    (asked.out / "moves.md").write_text(_page(moved, facts), encoding="utf-8")
+    about = "Time a copy of KV between two real vLLM servers against computing the prompt again; some minutes."
+    parser = command.parser("lab.moves", about, "--repeats 3")
+    parser.add_argument("--repeats", type=command.at_least_one, default=7, metavar="N", help="of each prompt length")
+    command.add_measurement(parser, "benchmarks/results/moves")
+    options = parser.parse_args()
+    with command.ending():
+        out = command.results_folder(options.out)
+        machine = this_machine()
+        moved = asyncio.run(_measured(options.repeats, options.seed))
+        asked = f"python -m lab.moves --repeats {options.repeats} --seed {options.seed}"
+        command.show(_page(moved, machine_facts(asked, options.seed, machine, os.getloadavg()[0])), out / "moves.md")
 
 
-async def _measured(repeats: int) -> list[Moved]:
-    rng = Random(_SEED)
+async def _measured(repeats: int, seed: int) -> list[Moved]:
+    rng = Random(seed)
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as folder:
         moving = Moving(2)
         async with LabEngines((_MODEL, _MODEL), Path(folder), moving) as engines, new_session() as session:

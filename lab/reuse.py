@@ -6,19 +6,14 @@ What vLLM says it took from its cache and the time to the first token are what i
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
-import json
 import os
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from statistics import quantiles
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import httpx
 
@@ -26,13 +21,12 @@ from fairlead.bench.machine import machine_facts, this_machine
 from fairlead.bench.markdown import table
 from fairlead.bench.reuse.lists import Lists, Turn, synthetic
 from fairlead.bench.reuse.shares import hit_share, online
-from fairlead.demo.children import ChildError
 from fairlead.demo.traffic import client_of
-from fairlead.errors import UserError
-from lab import words
+from lab import command, words
 from lab.__main__ import NAMES
 from lab.engines import LabEngines
 from lab.pool import forget_prompts, known, running_front
+from lab.streamed import Took, streamed
 
 WAYS: Final = ("off", "order", "dedup", "order,dedup")
 AT_A_TIME: Final = 2
@@ -49,39 +43,20 @@ class Request(NamedTuple):
     messages: list[dict[str, str]]
 
 
-class Took(NamedTuple):
-    """One answer, as its client saw it."""
-
-    first_token_ms: float
-    prompt_tokens: int
-    cached_tokens: int
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m lab.reuse",
-        description="Tokens computed and time to first token with and without context reuse; some five minutes.",
-        epilog="Example: python -m lab.reuse stork --requests 60",
-    )
+    about = "Tokens computed and time to first token with and without context reuse; some five minutes."
+    parser = command.parser("lab.reuse", about, "stork --requests 60")
     parser.add_argument("model", nargs="?", default="stork", choices=NAMES, metavar="MODEL", help=", ".join(NAMES))
-    parser.add_argument("--requests", type=int, default=240, metavar="N", help="of each kind and way")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed makes other requests")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/lab-reuse"), metavar="FOLDER")
+    parser.add_argument("--requests", type=command.at_least_one, default=240, metavar="N", help="of each kind and way")
+    command.add_measurement(parser, "benchmarks/results/lab-reuse")
     options = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):
-        try:
-            options.out.mkdir(parents=True, exist_ok=True)
-            machine = this_machine()
-            rows = asyncio.run(_run(options.model, options.requests, options.seed))
-        except (UserError, ChildError) as error:
-            sys.exit(f"error: {error}")
-        except OSError as error:
-            sys.exit(f"error: --out {options.out}: cannot be written ({error.strerror}); name another folder")
-        command = f"python -m lab.reuse {options.model} --requests {options.requests} --seed {options.seed}"
-        facts = machine_facts(command, options.seed, machine, os.getloadavg()[0])
-        report = _markdown(facts, rows, _contexts(options.requests, options.seed))
-        (options.out / "reuse.md").write_text(report, encoding="utf-8")
-        print(report)
+    with command.ending():
+        out = command.results_folder(options.out)
+        machine = this_machine()
+        rows = asyncio.run(_run(options.model, options.requests, options.seed))
+        asked = f"python -m lab.reuse {options.model} --requests {options.requests} --seed {options.seed}"
+        facts = machine_facts(asked, options.seed, machine, os.getloadavg()[0])
+        command.show(_markdown(facts, rows, _contexts(options.requests, options.seed)), out / "reuse.md")
 
 
 async def _run(model: str, requests: int, seed: int) -> list[tuple[str, ...]]:
@@ -118,21 +93,8 @@ async def _send_all(client: httpx.AsyncClient, model: str, way: str, requests: S
 
 async def _send(client: httpx.AsyncClient, model: str, way: str, request: Request) -> Took:
     body = {"model": model, "messages": request.messages, "max_tokens": _MAX_TOKENS, "temperature": 0}
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
     headers = {"x-session-id": f"{way} {request.session}", "x-fairlead-context-reuse": way}
-    started_s = time.perf_counter()
-    first_token_ms = 0.0
-    usage: dict[str, Any] = {}
-    async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
-        response.raise_for_status()
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                event = json.loads(line.removeprefix("data: "))
-                if event["choices"] and event["choices"][0]["delta"].get("content") is not None and not first_token_ms:
-                    first_token_ms = 1e3 * (time.perf_counter() - started_s)
-                usage = event.get("usage") or usage
-    details = usage.get("prompt_tokens_details") or {}
-    return Took(first_token_ms, usage["prompt_tokens"], details.get("cached_tokens") or 0)
+    return await streamed(client, "/v1/chat/completions", body, headers)
 
 
 def _contexts(count: int, seed: int) -> Lists:

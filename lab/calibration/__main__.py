@@ -7,9 +7,7 @@ shortest time of each counts: what else runs on the machine only adds, and it is
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
 import csv
 import os
 import subprocess
@@ -28,14 +26,14 @@ import msgspec
 
 from fairlead.bench.machine import machine_facts, this_machine
 from fairlead.bench.markdown import table
-from fairlead.demo.children import ChildError
 from fairlead.demo.traffic import client_of
-from fairlead.errors import UserError
 from fairlead.replay.calibration import CalibrationFile
 from fairlead.simulate.server import EngineOptions, running_engine
+from lab import command
 from lab.__main__ import NAMES
-from lab.calibration.load import OUTPUT_TOKENS, Took, at_once, converse, random_prompt
+from lab.calibration.load import OUTPUT_TOKENS, at_once, converse, random_prompt
 from lab.engines import BLOCK_TOKENS, MAX_MODEL_LEN, LabEngines
+from lab.streamed import Took
 
 _PROMPT_TOKENS: Final = (64, 128, 256, 512, 1024)
 _BATCHES: Final = (1, 2, 4)
@@ -52,35 +50,18 @@ class Compared(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m lab.calibration",
-        description="Calibrate the simulated engine on a real vLLM server of the lab; some minutes.",
-        epilog="Example: python -m lab.calibration stork --out benchmarks/results/calibration",
-    )
+    about = "Calibrate the simulated engine on a real vLLM server of the lab; some minutes."
+    parser = command.parser("lab.calibration", about, "stork --out calibration-of-stork")
     parser.add_argument("model", nargs="?", default="heron", choices=NAMES, metavar="MODEL", help=", ".join(NAMES))
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed makes other prompts")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/calibration"), metavar="FOLDER")
+    command.add_measurement(parser, "benchmarks/results/calibration")
     options = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):
-        try:
-            options.out.mkdir(parents=True, exist_ok=True)
-            machine = this_machine()
-            compared, calibration = asyncio.run(_run(options.model, options.seed, options.out))
-        except ChildError as error:
-            sys.exit(f"error: {error}")
-        except UserError as error:
-            parser.exit(2, f"error: {error}\n")
-        except OSError as error:
-            parser.exit(2, f"error: --out {options.out}: cannot be written ({error.strerror}); name another folder\n")
-        facts = machine_facts(
-            f"python -m lab.calibration {options.model} --seed {options.seed}",
-            options.seed,
-            machine,
-            os.getloadavg()[0],
-        )
-        report = _markdown(options.model, facts, compared, calibration)
-        (options.out / "calibration.md").write_text(report, encoding="utf-8")
-        print(report)
+    with command.ending():
+        out = command.results_folder(options.out)
+        machine = this_machine()
+        compared, calibration = asyncio.run(_run(options.model, options.seed, out))
+        asked = f"python -m lab.calibration {options.model} --seed {options.seed}"
+        facts = machine_facts(asked, options.seed, machine, os.getloadavg()[0])
+        command.show(_markdown(options.model, facts, compared, calibration), out / "calibration.md")
 
 
 async def _run(model: str, seed: int, out: Path) -> tuple[Compared, CalibrationFile]:

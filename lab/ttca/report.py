@@ -14,7 +14,7 @@ from fairlead.bench.markdown import table
 from fairlead.bench.numbers import Estimate, estimate
 from fairlead.demo.results import Improvement, Result, improvement
 from fairlead.demo.traffic import ASKERS, MAX_ATTEMPTS
-from lab import words
+from lab import command, words
 from lab.ttca.measure import LENGTHS_TOKENS, OURS, POLICIES, RIVALS, Asked, Results
 
 DIFFER_BY: Final = 0.3  # of the share right, between the best and the worst model: then models differ
@@ -36,9 +36,9 @@ on that."""
 
 
 def write(results: Results, folder: Path) -> None:
-    """ttca.md and ttca.json in `folder`."""
-    (folder / "ttca.md").write_text(markdown(results), encoding="utf-8")
+    """ttca.json and ttca.md in `folder`, which is also printed."""
     (folder / "ttca.json").write_bytes(msgspec.json.encode(results) + b"\n")
+    command.show(markdown(results), folder / "ttca.md")
 
 
 def markdown(results: Results) -> str:

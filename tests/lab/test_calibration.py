@@ -7,7 +7,8 @@ from random import Random
 from fairlead.demo.traffic import client_of
 from fairlead.simulate.parameters import EngineParameters
 from fairlead.simulate.server import EngineOptions, running_engine
-from lab.calibration.load import OUTPUT_TOKENS, Took, converse
+from lab.calibration.load import OUTPUT_TOKENS, converse
+from lab.streamed import Took
 
 FAST = EngineParameters(prefill_ms_per_token=0.001, decode_ms_per_step=0.1, block_size=32)
 
