@@ -60,29 +60,3 @@ def test_any_interleaving_never_goes_below_zero_and_ends_at_zero(
     for ticket in tickets.values():
         ticket.release()
     assert [load(endpoint) for endpoint in endpoints] == [(0, 0, 0, 0)] * 3
-
-
-def expecting(endpoint: Endpoint, tokens: int, prefill_ms: float, now_s: float) -> Ticket:
-    ticket = Ticket(endpoint, tokens, tokens)
-    endpoint.prefills.expect(ticket, prefill_ms, now_s)
-    return ticket
-
-
-def test_a_prefill_whose_end_is_not_seen_counts_until_it_is_due() -> None:
-    endpoint = Endpoint("a:1", "m")
-    expecting(endpoint, 100, 1000.0, now_s=0.0)
-    expecting(endpoint, 30, 500.0, now_s=0.0)
-    pending = []
-    for now_s in (0.9, 1.1, 1.6):
-        endpoint.prefills.settle(now_s)
-        pending.append(endpoint.pending_prefill_tokens)
-    assert pending == [130, 30, 0]
-
-
-def test_a_prefill_on_an_engine_that_has_none_starts_at_once() -> None:
-    endpoint = Endpoint("a:1", "m")
-    expecting(endpoint, 100, 60_000.0, now_s=0.0).release()
-    endpoint.prefills.settle(1.0)
-    expecting(endpoint, 30, 500.0, now_s=1.0)
-    endpoint.prefills.settle(1.6)
-    assert endpoint.pending_prefill_tokens == 0

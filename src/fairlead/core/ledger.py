@@ -6,7 +6,6 @@ a reset and a normal end release exactly what was reserved. What engines report 
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Protocol
 
 
@@ -73,28 +72,3 @@ class Ticket:
             endpoint.decoding_requests -= 1
         else:
             endpoint.pending_prefill_tokens -= self._pending
-
-
-class PrefillEstimate:
-    """When the prefills that were sent to one endpoint should be done, for answers whose first token is not seen.
-
-    An engine prefills in order, so each request is due after the one before it; an idle engine starts at once.
-    """
-
-    __slots__ = ("_due", "_last_due_s")
-
-    def __init__(self) -> None:
-        self._due: deque[tuple[float, Ticket]] = deque()
-        self._last_due_s = 0.0
-
-    def expect(self, ticket: Ticket, prefill_ms: float, now_s: float) -> None:
-        """`ticket` was just taken; alone on the engine its prefill takes `prefill_ms`."""
-        starts_s = max(now_s, self._last_due_s) if self._due else now_s
-        self._last_due_s = starts_s + prefill_ms / 1e3
-        self._due.append((self._last_due_s, ticket))
-
-    def settle(self, now_s: float) -> None:
-        """Tickets that are due by `now_s` count as prefilled; those that ended are forgotten."""
-        due = self._due
-        while due and (due[0][0] <= now_s or not due[0][1].awaits_prefill):
-            due.popleft()[1].prefilled()

@@ -15,8 +15,8 @@ import msgspec
 from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.core.facts import RequestFacts
 from fairlead.core.health import SILENCE_S, Health
-from fairlead.core.ledger import PrefillEstimate
 from fairlead.core.peers import Load
+from fairlead.core.prefills import PrefillEstimate
 from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, EngineReport
 
 
@@ -72,6 +72,18 @@ class Endpoint:
         self.identity = identity
         lengths = [n for n in (self.configured_max_model_len, identity.max_model_len) if n is not None]
         self.max_model_len = min(lengths, default=None)
+
+    def told(self, report: EngineReport) -> None:
+        """The engine said how it is. A number that moves shows that it has stepped since its page was read before."""
+        before, self.reported = self.reported, report
+        if report.waiting_requests is None or report.read_s is None or before.read_s is None or report.stale:
+            return
+        if report.changed_s == report.read_s and before.changed_s is not None:
+            step_began_s = before.changed_s - (report.read_s - before.read_s)  # or later
+            others = report.running_requests or 0
+            waiting = report.waiting_requests
+            ours = self.inflight_requests / max(self.inflight_requests, others + waiting, 1)
+            self.prefills.told(round(waiting * ours), step_began_s - self.rtt_ms / 1e3, report.read_s)
 
     def told_of_others(self, load: Load) -> None:
         """What the other sidecars have in flight here."""

@@ -190,7 +190,7 @@ class Watch:
         if unsure or restarted(endpoint.reported, report):
             self._restarted()
         self._was_gone = False
-        endpoint.reported = following(endpoint.reported, report, self.observe.stale_ms / 1e3)
+        endpoint.told(following(endpoint.reported, report, self.observe.stale_ms / 1e3))
 
     def _scrape_failed(self, reason: str) -> None:
         _count(self.counts.scrape_failures, reason)

@@ -24,7 +24,7 @@ from fairlead.core.lengths import bucket_of
 from fairlead.core.pool import Pool
 from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.ranking import Policy
-from fairlead.core.reported import EngineReport
+from fairlead.core.reported import EngineReport, following
 from fairlead.core.router import Decision, Refusal, Router
 from fairlead.errors import UserError
 from fairlead.replay.workload import Turn, Workload
@@ -373,12 +373,16 @@ class Simulation:
 
     def _scrape(self, now_ms: float, _: None) -> None:
         for endpoint, engine, spec in zip(self.endpoints, self.engines, self.world.endpoints, strict=False):
-            endpoint.reported = EngineReport(
+            report = EngineReport(
                 running_requests=engine.running,
                 waiting_requests=engine.waiting,
                 kv_usage=engine.kv_usage,
                 kv_capacity_tokens=spec.kv_tokens,
+                read_s=now_ms / 1e3,
+                changed_s=now_ms / 1e3,
+                stale=False,
             )
+            endpoint.told(following(endpoint.reported, report, 1.0))
         if self._open:
             self._at(now_ms + 1e3 * self.world.observation.scrape_s, self._scrape, None)
 
