@@ -1,0 +1,74 @@
+"""When the prefills that were sent to one endpoint should be done, for answers whose first token is not seen.
+
+An engine prefills in order, so each request is due after the one before it; an idle engine starts at once. The engine's
+own count of waiting requests corrects the estimate both ways: an error of a few per cent would grow without bound on an
+engine that is busy for minutes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from fairlead.core.ledger import Ticket
+
+TRUST_S: Final = 1.0  # an older report no longer keeps a prefill from being due
+
+
+class _Sent(NamedTuple):
+    ticket: Ticket
+    prefill_s: float
+    sent_s: float
+
+
+class PrefillEstimate:
+    """Tickets in the order in which they were sent, until they are due, seen to be prefilled, or ended."""
+
+    __slots__ = ("_due_s", "_held", "_held_until_s", "_known_s", "_sent")
+
+    def __init__(self) -> None:
+        self._sent: deque[_Sent] = deque()
+        self._due_s = 0.0  # of the first; of the last that there was, if there is none
+        self._known_s = 0.0  # the engine's last report was of requests sent until then
+        self._held = 0  # of which so many wait
+        self._held_until_s = 0.0
+
+    def expect(self, ticket: Ticket, prefill_ms: float, now_s: float) -> None:
+        """`ticket` was just taken; alone on the engine its prefill takes `prefill_ms`."""
+        if not self._sent:
+            self._due_s = now_s + prefill_ms / 1e3
+        self._sent.append(_Sent(ticket, prefill_ms / 1e3, now_s))
+
+    def settle(self, now_s: float) -> None:
+        """Tickets that are due by `now_s` count as prefilled; those that ended are forgotten."""
+        sent = self._sent
+        while sent and (not sent[0].ticket.awaits_prefill or (self._due_s <= now_s and not self._waits(now_s))):
+            self._drop_first(now_s)
+
+    def told(self, waiting: int, known_s: float, now_s: float) -> None:
+        """The engine said that `waiting` of the requests that were sent until `known_s` have not been started.
+
+        One more may be under way. Those before them are prefilled; of those that wait none is, whatever was estimated.
+        """
+        sent = self._sent
+        self.settle(now_s)
+        known = sum(each.sent_s <= known_s and each.ticket.awaits_prefill for each in sent)
+        for _ in range(known - waiting - 1):
+            while not sent[0].ticket.awaits_prefill:
+                self._drop_first(now_s)
+            self._drop_first(now_s)
+        self._known_s, self._held, self._held_until_s = known_s, min(known, waiting), now_s + TRUST_S
+
+    def _waits(self, now_s: float) -> bool:
+        """Whether the first of those sent is one that the engine has not started."""
+        if not self._held or now_s > self._held_until_s:
+            return False
+        return self._sent[0].sent_s <= self._known_s and (
+            len(self._sent) <= self._held or self._sent[self._held].sent_s > self._known_s
+        )
+
+    def _drop_first(self, now_s: float) -> None:
+        """It is prefilled, or ended: the next one is under way since now at the latest."""
+        self._sent.popleft().ticket.prefilled()
+        if self._sent:
+            self._due_s = min(self._due_s, now_s) + self._sent[0].prefill_s
