@@ -19,6 +19,7 @@ import httpx
 
 from fairlead.demo.children import Child, ChildError, all_of, free_ports, while_running
 from fairlead.demo.engines import forever
+from fairlead.demo.traffic import ROUTE
 from fairlead.errors import UserError
 from lab import environment, words
 
@@ -117,7 +118,7 @@ def _command(python: str, model: str, port: int, events: str, replay: str) -> li
     }
     return [
         *(python, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(MODELS / model), "--served-model-name", model),
+        *("--model", str(MODELS / model), "--served-model-name", model, ROUTE),  # the route: should the sidecar be late
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--max-model-len", str(MAX_MODEL_LEN), "--block-size", str(BLOCK_TOKENS)),
         *("--kv-events-config", json.dumps(published)),
