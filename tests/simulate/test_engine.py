@@ -51,6 +51,34 @@ def test_a_lone_request_takes_prefill_and_then_one_step_for_each_further_token()
     assert event_times(events, EventKind.FINISHED) == {"a": 122.0 + 2 * (2.0 + 10.0 + 1.0)}
 
 
+def test_a_server_receives_one_request_after_another_beside_the_steps() -> None:
+    engine = Engine(replace(FAST, request_overhead_ms=10.0))
+    for name in ("a", "b"):
+        engine.submit(EngineRequest(name, 8, 2), 0.0)
+    assert (engine.waiting, engine.next_step_ms()) == (0, 10.0)
+    events = run_until_idle(engine)
+    a_first_ms, a_step_ms = 10.0 + 2.0 + 4.0, 2.0 + 10.0 + 1.0
+    b_first_ms = a_first_ms + a_step_ms + 2.0 + 4.0  # heard of at 20, in the middle of a step
+    assert event_times(events, EventKind.FIRST_TOKEN) == {"a": a_first_ms, "b": b_first_ms}
+    assert event_times(events, EventKind.FINISHED) == {"a": a_first_ms + a_step_ms, "b": b_first_ms + a_step_ms}
+
+
+def test_an_idle_server_s_time_is_not_saved_up() -> None:
+    engine = Engine(replace(FAST, request_overhead_ms=10.0))
+    for name, at_ms in (("a", 0.0), ("b", 1000.0)):
+        engine.submit(EngineRequest(name, 8, 1), at_ms)
+        assert event_times(run_until_idle(engine), EventKind.FINISHED) == {name: at_ms + 16.0}
+
+
+def test_a_request_aborted_while_it_is_received_never_reaches_the_engine() -> None:
+    engine = Engine(replace(FAST, request_overhead_ms=10.0))
+    engine.submit(EngineRequest("a", 8, 1), 0.0)
+    assert engine.abort("a", 5.0)
+    assert run_until_idle(engine) == []
+    engine.submit(EngineRequest("a", 8, 1), 6.0)
+    assert event_times(run_until_idle(engine), EventKind.FINISHED) == {"a": 20.0 + 6.0}
+
+
 def test_a_second_request_with_the_same_prefix_pays_only_for_what_is_not_cached() -> None:
     engine = Engine(FAST)
     engine.submit(EngineRequest("a", 40, 1, chain(40)), 0.0)
@@ -173,6 +201,7 @@ SMALL = st.builds(
     num_blocks=st.integers(8, 40),
     max_num_seqs=st.integers(1, 5),
     token_budget=st.integers(5, 40),
+    request_overhead_ms=st.sampled_from([0.0, 0.0, 1.0, 13.5, 100.0]),
 )
 
 

@@ -3,7 +3,8 @@
 Nothing here sleeps, draws at random or reads a clock, so the HTTP server (`simulate.server`) and a trace replay run the
 same model. Modelled after vLLM's V1 scheduler: first come first served, decoding first, prefill in chunks with the rest
 of a step's token budget, preemption by recompute of the request admitted last. A prompt is admitted when all its blocks
-fit, as with vLLM's `scheduler_reserve_full_isl`, and holds them from then on.
+fit, as with vLLM's `scheduler_reserve_full_isl`, and holds them from then on. The engine hears of a request when its
+server has received it, which takes a time of its own (`parameters.request_overhead_ms`).
 
 Between two events (an arrival, a finish, a full block) all steps of a decoding batch are alike, so they are made in one
 jump; requests with `every_token` are told of each step, and both ways give the same times.
@@ -106,12 +107,14 @@ class Engine:
         self.counters = Counters()
         self.pool = BlockPool(parameters.num_blocks)
         self._ids: set[str] = set()  # of all requests here
+        self._received: deque[tuple[float, _Running]] = deque()  # by its server, which hands it on at that time
         self._waiting: deque[_Running] = deque()
         self._running: dict[str, _Running] = {}  # in order of admission
         self._prefilling: list[_Running] = []  # in order of admission
         self._every_token: dict[str, _Running] = {}  # those decoding that want to hear of each step
         self._decoding = 0
         self._admissions = 0
+        self._server_free_ms = 0.0  # when the server has handed on all that it received
         self._steps = 0  # steps ended so far
         self._due: list[tuple[int, int, _Running]] = []  # heap of (due_step, order, who)
         # A run is a row of equal steps: step i of it ends at start + (i + 1) * step_ms. Without work it is empty.
@@ -127,6 +130,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
+        """Those that the engine has heard of and not admitted."""
         return len(self._waiting)
 
     @property
@@ -142,17 +146,21 @@ class Engine:
         if request.id in self._ids:
             raise ValueError(f"request {request.id} is already in the engine")
         self._ids.add(request.id)
-        self._waiting.append(_Running(request))
-        self._interrupt(now_ms)
+        if not self.parameters.request_overhead_ms:
+            self._queue(_Running(request), now_ms)
+            return
+        self._server_free_ms = max(self._server_free_ms, now_ms) + self.parameters.request_overhead_ms
+        self._received.append((self._server_free_ms, _Running(request)))
 
     def abort(self, request_id: str, now_ms: float) -> bool:
-        """Take a request out; False if it is not here (any more). The step under way still takes its time."""
+        """Take a request out; False if it is not here (any more). What is under way for it still takes its time."""
         if request_id not in self._ids:
             return False
         self._ids.remove(request_id)
         entry = self._running.get(request_id)
         if entry is None:
-            self._waiting.remove(next(entry for entry in self._waiting if entry.request.id == request_id))
+            self._received = deque(each for each in self._received if each[1].request.id != request_id)
+            self._waiting = deque(each for each in self._waiting if each.request.id != request_id)
         else:
             self._interrupt(now_ms)
             self._leave(entry)
@@ -160,13 +168,16 @@ class Engine:
 
     def next_step_ms(self) -> float | None:
         """When to call `step` next; None while there is nothing to do."""
-        if not self._run_length:
-            return None
-        done = self._run_done + 1 if self._every_token else self._run_length
-        return self._run_start_ms + done * self._run_step_ms
+        return self._received[0][0] if self._hears_next() else self._step_ends_ms()
 
     def step(self, now_ms: float) -> list[Event]:
-        """End the step, or the row of equal steps, that `next_step_ms` told; `now_ms` is that time."""
+        """End the step, or the row of equal steps, that `next_step_ms` told; `now_ms` is that time.
+
+        Or hear of a request that its server has received: that is no step, and brings no event.
+        """
+        if self._hears_next():
+            self._queue(self._received.popleft()[1], now_ms)
+            return []
         self._end_steps(1 if self._every_token else self._run_length - self._run_done)
         events: list[Event] = []
         if self._run_done < self._run_length:
@@ -198,6 +209,22 @@ class Engine:
         if kept_tokens > parameters.num_blocks * parameters.block_size:
             return f"{tokens} tokens are more than the KV cache of {parameters.num_blocks * parameters.block_size}"
         return None
+
+    def _step_ends_ms(self) -> float | None:
+        """When the step that is under way ends, or the row of equal ones where nobody asks for each token."""
+        if not self._run_length:
+            return None
+        done = self._run_done + 1 if self._every_token else self._run_length
+        return self._run_start_ms + done * self._run_step_ms
+
+    def _hears_next(self) -> bool:
+        """Whether the next thing to happen is that the engine hears of a request."""
+        ends_ms = self._step_ends_ms()
+        return bool(self._received) and (ends_ms is None or self._received[0][0] < ends_ms)
+
+    def _queue(self, entry: _Running, now_ms: float) -> None:
+        self._waiting.append(entry)
+        self._interrupt(now_ms)
 
     def _generated(self, entry: _Running) -> int:
         return entry.tokens_at_join + (self._steps - entry.joined_step if entry.decoding else 0)

@@ -1,7 +1,9 @@
 """Speed and size of a simulated engine, all that its time and its memory depend on.
 
 A step takes `step_overhead_ms`, plus `prefill_ms_per_token` for each prompt token computed in it, plus, if any request
-decodes, `decode_ms_per_step` once and `decode_ms_per_sequence` for each of them.
+decodes, `decode_ms_per_step` once and `decode_ms_per_sequence` for each of them. Before the engine hears of a request,
+the server in front of it spends `request_overhead_ms` on it (HTTP, tokenizing): beside the steps, one request after
+another.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ class EngineParameters:
     decode_ms_per_step: float = 12.0
     decode_ms_per_sequence: float = 0.2
     step_overhead_ms: float = 1.0
+    request_overhead_ms: float = 0.0
     token_budget: int = 8192  # tokens computed in one step, of prompts and answers together
     max_num_seqs: int = 256
     block_size: int = 16
@@ -25,7 +28,10 @@ class EngineParameters:
     max_model_len: int = 131072
 
     def __post_init__(self) -> None:
-        for name in ("prefill_ms_per_token", "decode_ms_per_step", "decode_ms_per_sequence", "step_overhead_ms"):
+        for name in (
+            "prefill_ms_per_token", "decode_ms_per_step", "decode_ms_per_sequence", "step_overhead_ms",
+            "request_overhead_ms",
+        ):  # fmt: skip
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
         for name in ("step_overhead_ms", "token_budget", "max_num_seqs", "block_size", "num_blocks", "max_model_len"):
