@@ -82,13 +82,14 @@ def test_a_sample_has_about_its_share_of_sessions_and_all_of_each(tmp_path: Path
     assert 25 <= sampled.count(3) <= 80
 
 
-async def test_a_file_that_cannot_be_written_is_counted_and_the_log_goes_on() -> None:
+@pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), ValueError("a fault of ours")])
+async def test_a_file_that_cannot_be_written_is_counted_and_the_log_goes_on(fault: Exception) -> None:
     heights: list[int] = []
 
     def write(rows: Sequence[tuple[Any, ...]]) -> None:
         if not heights:
             heights.append(0)
-            raise OSError(28, "No space left on device")
+            raise fault
         heights.append(len(rows))
 
     full = DecisionLog(write, sample=1.0, models=lambda: MODELS)

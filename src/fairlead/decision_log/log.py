@@ -43,7 +43,7 @@ class DecisionLog:
         sample: float,
         models: Callable[[], Collection[str]],
     ) -> None:
-        """`write` makes a file of rows, and raises OSError where it cannot; it is called in a thread.
+        """`write` makes a file of rows, and raises where it cannot; it is called in a thread.
 
         `sample` is the share of sessions that are logged, whole ones; `models` are the pool's.
         """
@@ -121,8 +121,8 @@ class DecisionLog:
         self.counts["failed"] += len(rows)  # until it is known better: a cancelled write may be half done
         try:
             await asyncio.to_thread(self._write_file, rows)
-        except OSError as error:
-            log.error("decisions were not written", rows=len(rows), reason=str(error))
+        except Exception as error:  # a full disk, or a fault of ours: the next rows may fare better
+            log.error("decisions were not written", rows=len(rows), reason=str(error) or repr(error))
             return
         self.counts["failed"] -= len(rows)
         self.counts["written"] += len(rows)

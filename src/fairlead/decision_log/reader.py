@@ -51,19 +51,13 @@ def trace_rows(decisions: pl.DataFrame, source: Path) -> tuple[pl.DataFrame, tup
             f"{source}: it knows the length of no answer; set observe.messages_per_second above 0, and clients of "
             "streams must ask for usage (stream_options.include_usage)"
         )
-    lengths = {str(model): group["output_tokens"].to_list() for (model,), group in known.group_by("model")}
-    everyone = known["output_tokens"].to_list()
-    outputs = []
-    for number, (model, tokens) in enumerate(first.select("model", "output_tokens").iter_rows()):
-        drawn = lengths.get(model, everyone)
-        outputs.append(tokens or drawn[number % len(drawn)])
     median = first.filter(pl.col("blocks").list.len() > 0)["block_tokens"].median()
     block_tokens = max(1, round(median)) if isinstance(median, float) else 512
     trace = first.select(
         "at_s",
         "session",
         "prompt_tokens",
-        pl.Series("output_tokens", outputs),
+        pl.Series("output_tokens", _answer_lengths(first, known)),
         pl.col("asked").alias("model"),
         "language",
         pl.struct("blocks", "prompt_tokens")
@@ -79,6 +73,17 @@ def trace_rows(decisions: pl.DataFrame, source: Path) -> tuple[pl.DataFrame, tup
         f"lengths of answers known of {known.height}, the others have theirs in turn",
     )
     return trace, notes
+
+
+def _answer_lengths(requests: pl.DataFrame, known: pl.DataFrame) -> list[int]:
+    """Tokens of each answer: its own, or where it has none those of one of `known`, of the same model if it can be."""
+    lengths = {str(model): group["output_tokens"].to_list() for (model,), group in known.group_by("model")}
+    everyone = known["output_tokens"].to_list()
+    answers = []
+    for number, (model, tokens) in enumerate(requests.select("model", "output_tokens").iter_rows()):
+        drawn = lengths.get(model, everyone)
+        answers.append(tokens or drawn[number % len(drawn)])
+    return answers
 
 
 def attempts(decisions: pl.DataFrame, *, checked: bool) -> tuple[pl.DataFrame, int]:

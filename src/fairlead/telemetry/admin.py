@@ -18,6 +18,7 @@ from fairlead.core.cost import CostTerms
 from fairlead.core.router import Choice
 from fairlead.migration.orders import Orders
 from fairlead.telemetry import views
+from fairlead.telemetry.answers import encoded_answer, json_answer
 from fairlead.telemetry.metrics import render
 from fairlead.telemetry.order_pages import add_order_pages
 from fairlead.telemetry.pages import add_page
@@ -46,7 +47,7 @@ def admin_app(sources: Sources, collector: Collector) -> web.Application:
         if not (wanted.isascii() and wanted.isdigit()):
             return web.Response(status=400, text="limit must be a number, for example ?limit=20\n")
         newest_first = islice(reversed(recorder.decisions), min(int(wanted[:9]), KEPT_DECISIONS))
-        return _json({"decisions": [_shown(record) for record in newest_first]})
+        return json_answer({"decisions": [_shown(record) for record in newest_first]})
 
     async def endpoints(_: web.Request) -> web.Response:
         parts = []
@@ -54,20 +55,20 @@ def admin_app(sources: Sources, collector: Collector) -> web.Application:
             if number % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)  # a thousand take 7 ms: requests go in between
             parts.append(msgspec.json.encode(shown))
-        return _sent(b'{"endpoints":[' + b",".join(parts) + b"]}")
+        return encoded_answer(b'{"endpoints":[' + b",".join(parts) + b"]}")
 
     async def session(request: web.Request) -> web.Response:
         tenant = request.query.get("tenant", "")
         known = views.session(sources, request.match_info["id"], tenant)
         if known is None:
             return web.Response(status=404, text=views.no_such_session(sources, tenant) + "\n")
-        return _json(known)
+        return json_answer(known)
 
     async def status(_: web.Request) -> web.Response:
-        return _json(views.status(sources))
+        return json_answer(views.status(sources))
 
     async def in_force(_: web.Request) -> web.Response:
-        return _json(sources.config())
+        return json_answer(sources.config())
 
     app = web.Application()
     app.router.add_get("/healthz", healthz)
@@ -82,15 +83,6 @@ def admin_app(sources: Sources, collector: Collector) -> web.Application:
     add_page(app)
     add_order_pages(app, Orders(sources.router))
     return app
-
-
-def _json(document: object) -> web.Response:
-    return _sent(msgspec.json.encode(document))
-
-
-def _sent(body: bytes) -> web.Response:
-    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-    return web.Response(body=body, content_type="application/json", headers=headers)
 
 
 def _shown(record: DecisionRecord) -> dict[str, object]:

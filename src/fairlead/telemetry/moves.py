@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from fairlead.core.migration import MOST_TIMES, Planner
 from fairlead.migration.mover import Mover
+from fairlead.telemetry.families import histogram
 
 _TIMES = (1, 2, 3, 5, 10, MOST_TIMES)
 
@@ -48,13 +48,12 @@ def move_metrics(planner: Planner, mover: Mover) -> Iterator[Metric]:
         value=len(planner.orders),
     )
     yield _times(planner)
-    legs = HistogramMetricFamily(
-        "fairlead_session_migration_seconds", "Time of each leg of the copies that succeeded", labels=("stage",)
+    yield histogram(
+        "fairlead_session_migration_seconds",
+        "Time of each leg of the copies that succeeded",
+        ("stage",),
+        [((stage,), seen) for stage, seen in mover.counts.seconds.items()],
     )
-    for stage, histogram in mover.counts.seconds.items():
-        bounds = (*map(str, histogram.bounds), "+Inf")
-        legs.add_metric((stage,), list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.sum)
-    yield legs
 
 
 def _times(planner: Planner) -> Metric:

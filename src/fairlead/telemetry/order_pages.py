@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from fairlead.migration.orders import Document, Orders, RefusedError
+from fairlead.telemetry.answers import json_answer
 
 
 class SessionOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +60,6 @@ def _page(
             return web.Response(status=400, text=f"{error}\n")
         except RefusedError as error:
             return web.Response(status=409, text=f"{error}\n")
-        return web.Response(body=msgspec.json.encode(done), content_type="application/json")
+        return json_answer(done)
 
     return page

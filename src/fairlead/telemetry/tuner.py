@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from fairlead.core.router import Router
+from fairlead.telemetry.answers import json_answer
 from fairlead.tuning.online import OnlineTuner
 
 _NONE: Final = "no tuner runs here; set tuner.mode to shadow or live"
@@ -22,7 +23,7 @@ def add_tuner(app: web.Application, router: Router) -> None:
 
     async def show(_: web.Request) -> web.Response:
         tuner = _tuner_of(router)
-        return _json(document(tuner)) if tuner is not None else web.Response(status=404, text=f"{_NONE}\n")
+        return json_answer(document(tuner)) if tuner is not None else web.Response(status=404, text=f"{_NONE}\n")
 
     async def change(request: web.Request) -> web.Response:
         tuner = _tuner_of(router)
@@ -40,7 +41,7 @@ def add_tuner(app: web.Application, router: Router) -> None:
             tuner.thaw()
         elif wanted != "tuning":
             return web.Response(status=400, text=f"{_FORM}\n")
-        return _json(document(tuner))
+        return json_answer(document(tuner))
 
     app.router.add_get("/debug/tuner", show)
     app.router.add_post("/debug/tuner", change)
@@ -95,8 +96,3 @@ def _tuner_of(router: Router) -> OnlineTuner | None:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and value < float("inf") else None
-
-
-def _json(shown: object) -> web.Response:
-    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-    return web.Response(body=msgspec.json.encode(shown), content_type="application/json", headers=headers)
