@@ -27,9 +27,12 @@ routes:
 """
 
 
+WORLD = settings(8, 4.0, models=2, max_pp=1)
+
+
 def rows(requests: int, *, harder: float = 0.0, start: int = 0) -> list[ProfileRow]:
-    """`harder`: points that the small model's scores lose."""
-    sample = profile(requests, models=2)
+    """`harder`: points that the small model's scores lose. Answers are short, so that they are simulated quickly."""
+    sample = profile(requests, models=2, answers=0.1)
     lost = (harder, 0.0)
     return [
         ProfileRow(
@@ -47,7 +50,7 @@ def rows(requests: int, *, harder: float = 0.0, start: int = 0) -> list[ProfileR
 
 @pytest.fixture(scope="module")
 def planned() -> Plan:
-    return replanner(settings(12, 4.0, models=2, max_pp=1), rows(200)).plan(rows(200), 4.0).allocation
+    return replanner(WORLD, rows(200)).plan(rows(200), 4.0).allocation
 
 
 def replanner(world: CascadeSettings, planned: Sequence[ProfileRow]) -> Replanner:
@@ -55,8 +58,7 @@ def replanner(world: CascadeSettings, planned: Sequence[ProfileRow]) -> Replanne
 
 
 def test_a_rate_that_doubles_for_three_windows_is_planned_for() -> None:
-    world = settings(12, 4.0, models=2, max_pp=1)
-    planner = replanner(world, rows(200))
+    planner = replanner(WORLD, rows(200))
     window = rows(50)
     assert [planner.seen(window, requests, 60.0) for requests in (480, 240, 480, 480)] == [[]] * 4
     assert planner.seen(window, 480, 60.0) == ["requests a second: 4 -> 8"]
@@ -66,7 +68,7 @@ def test_a_rate_that_doubles_for_three_windows_is_planned_for() -> None:
 
 
 def test_scores_that_fall_send_more_requests_on_at_the_same_quality(planned: Plan) -> None:
-    planner = replanner(settings(12, 4.0, models=2, max_pp=1), rows(200))
+    planner = replanner(WORLD, rows(200))
     harder = rows(60, harder=30.0)
     told = [planner.seen(harder, 240, 60.0) for _ in range(3)][-1]
     assert any("score of small" in line for line in told)
@@ -75,11 +77,11 @@ def test_scores_that_fall_send_more_requests_on_at_the_same_quality(planned: Pla
 
 
 def test_thresholds_are_planned_for_the_replicas_that_are_there() -> None:
-    document = settings(12, 4.0, models=2, max_pp=1).model_dump()
-    for model, tp in zip(document["models"], (4, 8), strict=True):
+    document = WORLD.model_dump()
+    for model, tp in zip(document["models"], (2, 4), strict=True):
         model["replicas"] = [{"count": 1, "tp": tp}]
     made = replanner(CascadeSettings.model_validate(document), rows(200)).plan(rows(200), 2.0)
-    assert [stage.gpus for stage in made.thresholds.stages] == [4, 8]
+    assert [stage.gpus for stage in made.thresholds.stages] == [2, 4]
 
 
 def test_only_the_thresholds_of_the_configuration_change() -> None:

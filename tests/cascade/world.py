@@ -45,14 +45,15 @@ def settings(gpus: int, rate_per_s: float, *, models: int = 3, **model_keys: Any
     return CascadeSettings.model_validate(document)
 
 
-def profile(requests: int = 400, *, models: int = 3, seed: int = 1) -> Profile:
+def profile(requests: int = 400, *, models: int = 3, seed: int = 1, answers: float = 1.0) -> Profile:
+    """`answers` scales their lengths: short ones are simulated in less time."""
     rng = np.random.default_rng(seed)
     difficulty = rng.beta(2, 2.2, requests)
     ability = np.array([0.45, 0.68, 0.93])
     margin = 6 * (ability[None] - difficulty[:, None]) + rng.normal(0, 0.8, (requests, 3))
     score = np.round(100 / (1 + np.exp(-margin)))[:, :models]
     prompt_tokens = np.maximum(20, rng.lognormal(6, 0.8, requests) * (1 + difficulty / 2)).round()
-    lengths = rng.lognormal(6, 0.6, (requests, 3)) * (1 + 0.6 * difficulty[:, None])
+    lengths = answers * rng.lognormal(6, 0.6, (requests, 3)) * (1 + 0.6 * difficulty[:, None])
     output_tokens = np.maximum(5, lengths).round()[:, :models]
     return Profile(
         models=(SMALL, MEDIUM, LARGE)[:models],
@@ -60,5 +61,4 @@ def profile(requests: int = 400, *, models: int = 3, seed: int = 1) -> Profile:
         output_tokens=output_tokens,
         score=score,
         quality=score,
-        latency_ms=np.zeros((requests, models)),
     )

@@ -53,14 +53,17 @@ class Replanner:
         return self._detector.seen(traffic(rows, self._models, requests, seconds))
 
     def plan(self, rows: Sequence[ProfileRow], rate_per_s: float) -> Replanned:
-        """From the newest of `rows`, all that were sampled. Raises UserError where no plan reaches the aim."""
+        """From the newest of `rows`, all that were sampled, for all models: the route asks them whatever is planned.
+
+        Raises UserError where no plan reaches the aim.
+        """
         settings = self._settings.model_copy(update={"rate_per_s": rate_per_s})
         newest = _newest(rows, _PLANNED_REQUESTS)
         profile = make_profile(newest, self._models, "the sample")
-        allocation = make_plan(settings, profile, self._aim).plan
+        allocation = make_plan(settings, profile, self._aim, whole=True).plan
         thresholds = allocation
         if all(model.replicas for model in settings.models):
-            thresholds = make_plan(settings, profile, self._aim, fixed_deployment=True).plan
+            thresholds = make_plan(settings, profile, self._aim, fixed_deployment=True, whole=True).plan
         self._detector = self._planned_for(newest, rate_per_s)
         return Replanned(thresholds, allocation)
 

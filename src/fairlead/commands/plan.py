@@ -271,6 +271,8 @@ def _print(plan: Plan) -> None:
         )
     console = Console()
     console.print(table)
+    if len(plan.stages) == 1:
+        console.print(f"{plan.stages[0].model} alone: no cascade of these models does better", markup=False)
     console.print(
         f"quality {plan.quality:.1f} ± {1.96 * plan.quality_error:.1f}, end to end p50 "
         f"{plan.end_to_end.p50_ms / 1000:.2f} s and p95 {plan.end_to_end.p95_ms / 1000:.2f} s, "

@@ -23,7 +23,7 @@ FEW_SHAPES = {"max_pp": 1}
 @pytest.fixture(scope="module")
 def by_quality() -> dict[int, Made]:
     world = settings(32, 20.0, **FEW_SHAPES)
-    return {quality: make_plan(world, PROFILE, Aim(least_quality=quality)) for quality in (85, 75, 60)}
+    return {quality: make_plan(world, PROFILE, Aim(least_quality=quality), whole=True) for quality in (85, 75, 60)}
 
 
 def test_a_lower_quality_moves_thresholds_shares_and_gpus_as_in_the_papers_table_2(by_quality: dict[int, Made]) -> None:
@@ -77,7 +77,7 @@ def test_on_replicas_that_are_there_only_thresholds_are_planned() -> None:
     world = with_replicas(settings(12, 4.0, models=2, **FEW_SHAPES), [(4, 1)], [(2, 4)])
     made = make_plan(world, TWO_MODELS, Aim(least_quality=60), fixed_deployment=True)
     assert [stage.gpus for stage in made.plan.stages] == [4, 8]
-    free = make_plan(world, TWO_MODELS, Aim(least_quality=60))
+    free = make_plan(world, TWO_MODELS, Aim(least_quality=60), whole=True)
     assert free.searched.best.latency_ms <= made.searched.best.latency_ms
 
 

@@ -8,15 +8,19 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from fairlead.cascade.planner.capacity import gpus_of
-from fairlead.cascade.planner.plan import Plan, StagePlan
+from fairlead.cascade.planner.parts import Models, Planned, Tried, try_parts
+from fairlead.cascade.planner.plan import Alternative, Plan, StagePlan
 from fairlead.cascade.planner.prediction import Deployed, predict
-from fairlead.cascade.planner.routing import Profile, Routed
-from fairlead.cascade.planner.search import Aim, Searched, search
+from fairlead.cascade.planner.routing import Profile, Routed, alone
+from fairlead.cascade.planner.search import Aim, Demand, Searched, UnreachableError, search
 from fairlead.cascade.planner.settings import CascadeSettings
 from fairlead.cascade.planner.workload import Stage
 from fairlead.errors import UserError
+
+Floats = NDArray[np.float64]
 
 _MS_PER_S = 1000.0
 
@@ -24,7 +28,9 @@ _MS_PER_S = 1000.0
 @dataclass(frozen=True, slots=True)
 class Made:
     plan: Plan
-    searched: Searched
+    searched: Searched  # for the models that the plan uses
+    latency_ms: Floats  # of every vector of thresholds of every part that was tried, with its best deployment
+    quality: Floats
 
 
 def make_plan(
@@ -33,47 +39,117 @@ def make_plan(
     aim: Aim,
     *,
     fixed_deployment: bool = False,
+    whole: bool = False,
     told: Callable[[], None] = lambda: None,
 ) -> Made:
-    """Raises UserError where the aim cannot be reached; `told` is called for each replica shape simulated."""
-    cluster = settings.gpus.cluster()
-    stages = []
-    for index, model in enumerate(settings.models):
-        if fixed_deployment and not model.replicas:
-            raise UserError(f"models[{index}].replicas: with --fixed-deployment, say which replicas {model.name} has")
-        fixed = model.strategy() if fixed_deployment else None
-        stages.append(Stage(model.model(), cluster, profile, index, fixed))
-    if fixed_deployment and (used := sum(gpus_of(model.strategy()) for model in settings.models)) > cluster.gpus:
-        raise UserError(f"gpus.count: the replicas use {used} GPUs of {cluster.gpus}; correct one of the two")
-    rate_per_ms = settings.rate_per_s / _MS_PER_S
-    searched = search(stages, profile, aim, rate_per_ms, settings.judge_ms, told)
-    best = searched.best
-    deployed = []
-    for index, (stage, part, strategy) in enumerate(zip(stages, best.routed.reached, best.strategies, strict=True)):
-        judge_ms = settings.judge_ms if index < len(stages) - 1 else 0.0
-        carried = stage.carried(part, best.stage_ms[index] - judge_ms)
-        deployed.append(Deployed(stage.model, strategy, carried))
-    prediction = predict(profile, best.routed, deployed, cluster, rate_per_ms, settings.judge_ms)
+    """Raises UserError where the aim cannot be reached; `told` is called for each replica shape simulated.
+
+    `whole` plans for all models of the settings; otherwise models that are better left out are.
+    """
+    planner = _Planner(settings, profile, aim, fixed_deployment, told)
+    everything: Models = tuple(range(len(settings.models)))
+    tried = {everything: planner.plan(everything)} if whole else try_parts(len(everything), aim, planner.plan)
+    planned = {models: each for models, each in tried.items() if isinstance(each, Planned)}
+    if not planned:
+        raise next(each for each in tried.values() if isinstance(each, UnreachableError))
+    chosen = min(planned, key=lambda models: planned[models].worth(aim))
+    best, prediction = planned[chosen].searched.best, planned[chosen].prediction
+    names = [settings.models[index].name for index in chosen]
+    stages = tuple(
+        StagePlan(name, share, gpus_of(strategy), strategy, latency)
+        for name, share, strategy, latency in zip(
+            names, best.routed.shares, best.strategies, prediction.stages, strict=True
+        )
+        if share or whole
+    )
     plan = Plan(
-        thresholds=best.routed.thresholds,
-        stages=tuple(
-            StagePlan(model.name, share, gpus_of(strategy), strategy, latency)
-            for model, share, strategy, latency in zip(
-                settings.models, best.routed.shares, best.strategies, prediction.stages, strict=True
-            )
-        ),
+        thresholds=best.routed.thresholds[: len(stages) - 1],
+        stages=stages,
         end_to_end=prediction.end_to_end,
         quality=best.routed.quality,
-        quality_error=_standard_error(profile, best.routed),
+        quality_error=_standard_error(profile.of(chosen), best.routed),
         rate_per_s=settings.rate_per_s,
-        gpus=cluster.gpus,
+        gpus=settings.gpus.count,
         gpu_ms=best.gpu_ms,
-        utopia=searched.utopia,
-        nadir=searched.nadir,
+        models=profile.models,
+        utopia=planner.demand.utopia,
+        nadir=planner.demand.nadir,
+        alternatives=() if whole else _alternatives(tried, profile, tuple(stage.model for stage in stages)),
         objective=_in_words(aim, fixed_deployment),
-        inputs=_hash(settings, profile, aim, fixed_deployment),
+        inputs=_hash(settings, profile, aim, fixed_deployment, whole),
     )
-    return Made(plan, searched)
+    every = [each.searched for each in planned.values()]
+    return Made(
+        plan,
+        planned[chosen].searched,
+        np.concatenate([each.latency_ms for each in every]),
+        np.concatenate([each.quality for each in every]),
+    )
+
+
+class _Planner:
+    """Plans parts of one cascade. What was simulated of a model for one part serves the others."""
+
+    def __init__(
+        self,
+        settings: CascadeSettings,
+        profile: Profile,
+        aim: Aim,
+        fixed_deployment: bool,
+        told: Callable[[], None],
+    ) -> None:
+        utopia, nadir = alone(profile, -1), alone(profile, 0)
+        if utopia <= nadir:
+            raise UserError(
+                f"{profile.models[-1]} scores {utopia:.4g} and {profile.models[0]} {nadir:.4g} on this profile: "
+                "a cascade needs its models in order of quality; change their order, or serve the first alone"
+            )
+        self.demand = Demand(aim, settings.rate_per_s / _MS_PER_S, settings.judge_ms, utopia, nadir)
+        self._profile = profile
+        self._cluster = settings.gpus.cluster()
+        self._told = told
+        self._stages = []
+        for index, model in enumerate(settings.models):
+            if fixed_deployment and not model.replicas:
+                raise UserError(
+                    f"models[{index}].replicas: with --fixed-deployment, say which replicas {model.name} has"
+                )
+            fixed = model.strategy() if fixed_deployment else None
+            self._stages.append(Stage(model.model(), self._cluster, profile, index, fixed))
+        used = sum(gpus_of(model.strategy()) for model in settings.models)
+        if fixed_deployment and used > self._cluster.gpus:
+            raise UserError(f"gpus.count: the replicas use {used} GPUs of {self._cluster.gpus}; correct one of the two")
+
+    def plan(self, models: Models) -> Planned | UnreachableError:
+        stages, profile = [self._stages[index] for index in models], self._profile.of(models)
+        try:
+            searched = search(stages, profile, self.demand, self._told)
+        except UnreachableError as error:
+            return error
+        best, judge_ms = searched.best, self.demand.judge_ms
+        deployed = []
+        for index, (stage, part, strategy) in enumerate(zip(stages, best.routed.reached, best.strategies, strict=True)):
+            judged_ms = judge_ms if index < len(stages) - 1 else 0.0
+            deployed.append(Deployed(stage.model, strategy, stage.carried(part, best.stage_ms[index] - judged_ms)))
+        return Planned(
+            searched, predict(profile, best.routed, deployed, self._cluster, self.demand.rate_per_ms, judge_ms)
+        )
+
+
+def _alternatives(tried: Tried, profile: Profile, chosen: tuple[str, ...]) -> tuple[Alternative, ...]:
+    """What the other parts would give, the quickest first. Two that end up with the same models are one."""
+    found: dict[tuple[str, ...], Alternative] = {}
+    for models, each in tried.items():
+        names = tuple(profile.models[index] for index in models)
+        if isinstance(each, UnreachableError):
+            found.setdefault(names, Alternative(names, fault=each.what))
+            continue
+        best, p95_ms = each.searched.best, each.prediction.end_to_end.p95_ms
+        names = tuple(name for name, share in zip(names, best.routed.shares, strict=True) if share)
+        if names not in found or p95_ms < found[names].p95_ms:
+            found[names] = Alternative(names, p95_ms, best.routed.quality, best.gpu_ms)
+    found.pop(chosen, None)
+    return tuple(sorted(found.values(), key=lambda each: each.p95_ms))
 
 
 def _standard_error(profile: Profile, routed: Routed) -> float:
@@ -90,10 +166,10 @@ def _in_words(aim: Aim, fixed_deployment: bool) -> str:
     return f"the least p95 of the slowest stage with a quality of at least {aim.least_quality:g}{where}"
 
 
-def _hash(settings: CascadeSettings, profile: Profile, aim: Aim, fixed_deployment: bool) -> str:
+def _hash(settings: CascadeSettings, profile: Profile, aim: Aim, fixed_deployment: bool, whole: bool) -> str:
     """The same inputs, the same hash: a plan can be told to be out of date."""
     digest = hashlib.sha256(settings.model_dump_json().encode())
     for table in (profile.prompt_tokens, profile.output_tokens, profile.score, profile.quality):
         digest.update(np.ascontiguousarray(table).tobytes())
-    digest.update(msgspec.json.encode([*profile.models, aim, fixed_deployment]))
+    digest.update(msgspec.json.encode([*profile.models, aim, fixed_deployment, whole]))
     return f"sha256:{digest.hexdigest()}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from fairlead.cascade.planner.capacity import Strategy, gpus_of
 from fairlead.cascade.planner.prediction import Latency
@@ -20,7 +21,20 @@ class StagePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """What others of the models would give, planned for the same aim and simulated the same way."""
+
+    models: tuple[str, ...]
+    p95_ms: float = inf  # from arrival to accepted answer
+    quality: float = 0.0
+    gpu_ms: float = 0.0
+    fault: str = ""  # why there is no such plan; the numbers say nothing then
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
+    """`stages` are the models to serve, in order, and `thresholds` stand between them."""
+
     thresholds: tuple[float, ...]
     stages: tuple[StagePlan, ...]
     end_to_end: Latency
@@ -29,8 +43,10 @@ class Plan:
     rate_per_s: float
     gpus: int  # of the cluster
     gpu_ms: float  # busy GPU time per request
-    utopia: float
-    nadir: float
+    models: tuple[str, ...]  # that there were to choose from, the smallest first
+    utopia: float  # quality of the last of them alone
+    nadir: float  # quality of the first of them alone
+    alternatives: tuple[Alternative, ...]  # the quickest first
     objective: str  # what was asked for, in words
     inputs: str  # hash of all that the plan was made from
 

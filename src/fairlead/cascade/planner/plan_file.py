@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import yaml
 
 from fairlead.cascade.planner.capacity import Strategy
 from fairlead.cascade.planner.hardware import Shape
-from fairlead.cascade.planner.plan import Plan, StagePlan, faults
+from fairlead.cascade.planner.plan import Alternative, Plan, StagePlan, faults
 from fairlead.cascade.planner.prediction import Latency
 from fairlead.errors import UserError
 from fairlead.files import replace_file
@@ -39,6 +40,14 @@ class _Stage(msgspec.Struct, forbid_unknown_fields=True):
     latency: _Latency
 
 
+class _Alternative(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    models: list[str]
+    p95_ms: float | None = None
+    quality: float = 0.0
+    gpu_ms: float = 0.0
+    fault: str = ""
+
+
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     objective: str
     thresholds: list[float]
@@ -46,8 +55,10 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     end_to_end: _Latency
     quality: float
     quality_error: float
+    models: list[str]
     utopia: float
     nadir: float
+    alternatives: list[_Alternative]
     gpus: int
     gpu_ms: float
     rate_per_s: float
@@ -66,8 +77,10 @@ def write_plan(path: Path, plan: Plan) -> None:
         end_to_end=_rounded(plan.end_to_end),
         quality=round(plan.quality, 3),
         quality_error=round(plan.quality_error, 3),
+        models=list(plan.models),
         utopia=round(plan.utopia, 3),
         nadir=round(plan.nadir, 3),
+        alternatives=[_written(each) for each in plan.alternatives],
         gpus=plan.gpus,
         gpu_ms=round(plan.gpu_ms, 1),
         rate_per_s=plan.rate_per_s,
@@ -105,8 +118,10 @@ def read_plan(path: Path) -> Plan:
         rate_per_s=file.rate_per_s,
         gpus=file.gpus,
         gpu_ms=file.gpu_ms,
+        models=tuple(file.models),
         utopia=file.utopia,
         nadir=file.nadir,
+        alternatives=tuple(_alternative(each) for each in file.alternatives),
         objective=file.objective,
         inputs=file.inputs,
     )
@@ -118,6 +133,17 @@ def _replicas(strategy: Strategy) -> list[_Replicas]:
 
 def _strategy(replicas: list[_Replicas]) -> Strategy:
     return tuple((Shape(each.tp, each.pp), each.count) for each in replicas)
+
+
+def _written(other: Alternative) -> _Alternative:
+    if other.fault:
+        return _Alternative(list(other.models), fault=other.fault)
+    return _Alternative(list(other.models), round(other.p95_ms, 1), round(other.quality, 3), round(other.gpu_ms, 1))
+
+
+def _alternative(file: _Alternative) -> Alternative:
+    p95_ms = inf if file.p95_ms is None else file.p95_ms
+    return Alternative(tuple(file.models), p95_ms, file.quality, file.gpu_ms, file.fault)
 
 
 def _rounded(latency: Latency) -> _Latency:

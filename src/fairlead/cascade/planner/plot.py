@@ -1,4 +1,4 @@
-"""The picture of a search: quality against latency, every vector of thresholds a dot with its best deployment."""
+"""The picture of a search: quality against latency, a dot for every choice of models and thresholds."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ def pareto_front(latency_ms: Floats, quality: Floats) -> NDArray[np.intp]:
 
 def write_plot(path: Path, made: Made) -> None:
     """Raises UserError if the file cannot be written."""
-    found, plan = made.searched, made.plan
-    front = pareto_front(found.latency_ms, found.quality)
+    plan = made.plan
+    front = pareto_front(made.latency_ms, made.quality)
     figure = Figure(figsize=(7.2, 4.8), dpi=120, layout="constrained")
     axes = figure.subplots()
-    axes.scatter(found.latency_ms / _MS_PER_S, found.quality, s=6, color=_DOT, alpha=0.35, linewidth=0)
+    axes.scatter(made.latency_ms / _MS_PER_S, made.quality, s=6, color=_DOT, alpha=0.35, linewidth=0)
     axes.plot(
-        found.latency_ms[front] / _MS_PER_S, found.quality[front], color=_FRONT, drawstyle="steps-post",
+        made.latency_ms[front] / _MS_PER_S, made.quality[front], color=_FRONT, drawstyle="steps-post",
         label="the best quality within each latency",
     )  # fmt: skip
-    axes.plot(found.best.latency_ms / _MS_PER_S, plan.quality, "*", color=_CHOSEN, markersize=15, label="this plan")
-    for quality, stage in ((found.utopia, plan.stages[-1]), (found.nadir, plan.stages[0])):
+    chosen_s = made.searched.best.latency_ms / _MS_PER_S
+    axes.plot(chosen_s, plan.quality, "*", color=_CHOSEN, markersize=15, label="this plan")
+    for quality, model in ((plan.utopia, plan.models[-1]), (plan.nadir, plan.models[0])):
         axes.axhline(quality, color="#777777", linewidth=0.8, linestyle="--")
         axes.annotate(
-            f"{stage.model} alone".replace("$", r"\$"), (1, quality), xycoords=("axes fraction", "data"), ha="right",
+            f"{model} alone".replace("$", r"\$"), (1, quality), xycoords=("axes fraction", "data"), ha="right",
             va="bottom", fontsize=8, color="#777777",
         )  # fmt: skip
-    shown_s = found.latency_ms[front] / _MS_PER_S
-    axes.set_xlim(0.9 * shown_s.min(), max(1.15 * shown_s.max(), 1.1 * found.best.latency_ms / _MS_PER_S))
+    shown_s = made.latency_ms[front] / _MS_PER_S
+    axes.set_xlim(0.9 * shown_s.min(), max(1.15 * shown_s.max(), 1.1 * chosen_s))
     axes.set(xlabel="p95 of the slowest stage, s", ylabel="quality")
     axes.set_title(f"{plan.rate_per_s:g} requests a second on {plan.gpus} GPUs", fontsize=11)
     axes.legend(loc="lower right", frameon=False, fontsize=9)

@@ -28,7 +28,17 @@ class Profile:
     output_tokens: Floats
     score: Floats  # the judge's, 0 to 100: decides who goes on
     quality: Floats  # what counts: the score again, where nothing better is known
-    latency_ms: Floats  # as profiled
+
+    def of(self, models: Sequence[int]) -> Profile:
+        """The sample as a cascade of only these models sees it."""
+        columns = list(models)
+        return Profile(
+            models=tuple(self.models[index] for index in columns),
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens[:, columns],
+            score=self.score[:, columns],
+            quality=self.quality[:, columns],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,5 +42,4 @@ def make_profile(rows: Sequence[ProfileRow], models: Sequence[str], source: str)
         output_tokens=table(lambda row: row.output_tokens),
         score=table(lambda row: row.score),
         quality=table(lambda row: row.score if row.quality is None else row.quality),
-        latency_ms=table(lambda row: row.latency_ms),
     )

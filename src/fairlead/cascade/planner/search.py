@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fairlead.cascade.planner.allocation import Allocation, by_dynamic_program, least_maximum_ms
 from fairlead.cascade.planner.capacity import Strategy, gpus_of
 from fairlead.cascade.planner.objective import LeastLatency, MostQuality, Objective
-from fairlead.cascade.planner.routing import Profile, Routed, alone, candidates, proportional, route
+from fairlead.cascade.planner.routing import Profile, Routed, candidates, proportional, route
 from fairlead.cascade.planner.workload import Stage
 from fairlead.errors import UserError
 
@@ -37,6 +37,25 @@ class Aim:
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """What a cascade is planned for."""
+
+    aim: Aim
+    rate_per_ms: float
+    judge_ms: float
+    utopia: float  # quality of the largest model alone
+    nadir: float  # quality of the smallest model alone
+
+
+class UnreachableError(UserError):
+    """No plan reaches the aim. `what` says why without the advice."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(f"{what}; {advice}")
+        self.what = what
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """A plan as the search sees it."""
 
@@ -54,37 +73,24 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Searched:
     best: Found
-    rounds: tuple[float, ...]  # the best J after each round
     latency_ms: Floats  # of every vector of thresholds, with its best deployment
     quality: Floats
-    utopia: float
-    nadir: float
-    penalty: float
 
 
 def search(
-    stages: Sequence[Stage],
-    profile: Profile,
-    aim: Aim,
-    rate_per_ms: float,
-    judge_ms: float,
-    told: Callable[[], None] = lambda: None,
+    stages: Sequence[Stage], profile: Profile, demand: Demand, told: Callable[[], None] = lambda: None
 ) -> Searched:
-    """Raises UserError where no thresholds reach the aim, or the GPUs do not carry the rate."""
-    utopia, nadir = alone(profile, -1), alone(profile, 0)
-    if utopia <= nadir:
-        raise UserError(
-            f"{profile.models[-1]} scores {utopia:.4g} and {profile.models[0]} {nadir:.4g} on this profile: "
-            "a cascade needs its models in order of quality; change their order, or serve the first alone"
-        )
+    """Raises UnreachableError where no thresholds reach the aim, or the GPUs do not carry the rate."""
+    aim = demand.aim
     vectors = candidates(profile)
     quality = np.array([each.quality for each in vectors])
     if aim.least_quality is not None and quality.max() < aim.least_quality:
-        raise UserError(
+        raise UnreachableError(
             f"quality {aim.least_quality:g} is above {quality.max():.4g}, the best that any thresholds reach on this "
-            "profile; ask for less, or add a better model"
+            "profile",
+            "ask for less, or add a better model",
         )
-    tables = _Tables(stages, rate_per_ms, judge_ms)
+    tables = _Tables(stages, demand)
     everything = np.ones(len(profile.prompt_tokens), dtype=bool)
     present = route(profile, proportional(profile))
     for stage, part in zip(stages, present.reached, strict=True):
@@ -93,11 +99,11 @@ def search(
     rounds: list[float] = []
     while True:
         latency_ms = np.array([least_maximum_ms(tables.of(each)) for each in vectors])
-        objective, penalty = _objective(aim, latency_ms, quality, utopia, nadir)
+        objective = _objective(demand, latency_ms, quality)
         scores = objective.score(latency_ms, quality)
         acceptable = objective.met(latency_ms, quality) if aim.penalty is None else np.isfinite(scores)
         if not acceptable.any():
-            raise UserError(_unreachable(aim, rate_per_ms, latency_ms))
+            raise _unreachable(demand, latency_ms)
         # Penalties follow the latencies seen in a round, so what was found before is scored again.
         again = [present.thresholds] if best is None else [present.thresholds, best.routed.thresholds]
         found = [tables.found(route(profile, each), objective) for each in again]
@@ -116,17 +122,17 @@ def search(
                 stage.simulate(part, told)
     # What was stretched from other loads may have promised too much.
     if best is None or (aim.penalty is None and not _meets(best, objective)):
-        raise UserError(_unreachable(aim, rate_per_ms, latency_ms))
-    return Searched(best, tuple(rounds), latency_ms, quality, utopia, nadir, penalty)
+        raise _unreachable(demand, latency_ms)
+    return Searched(best, latency_ms, quality)
 
 
 class _Tables:
     """From a vector of thresholds to the stages' latency tables, and to the deployment that is best for them."""
 
-    def __init__(self, stages: Sequence[Stage], rate_per_ms: float, judge_ms: float) -> None:
+    def __init__(self, stages: Sequence[Stage], demand: Demand) -> None:
         self._stages = stages
-        self._rate_per_ms = rate_per_ms
-        self._judge_ms = [judge_ms] * (len(stages) - 1) + [0.0]
+        self._rate_per_ms = demand.rate_per_ms
+        self._judge_ms = [demand.judge_ms] * (len(stages) - 1) + [0.0]
 
     def of(self, routed: Routed) -> list[Floats]:
         return [
@@ -170,9 +176,8 @@ def _stable(rounds: Sequence[float]) -> bool:
     return len(last) > _STABLE_ROUNDS and max(last) - min(last) <= _TIE * abs(last[-1])
 
 
-def _objective(
-    aim: Aim, latency_ms: Floats, quality: Floats, utopia: float, nadir: float
-) -> tuple[LeastLatency | MostQuality, float]:
+def _objective(demand: Demand, latency_ms: Floats, quality: Floats) -> Objective:
+    aim = demand.aim
     finite_ms = latency_ms[np.isfinite(latency_ms)]
     fastest, slowest = (float(finite_ms.min()), float(finite_ms.max())) if len(finite_ms) else (0.0, 1.0)
     slowest = max(slowest, fastest * 1.01)
@@ -180,19 +185,19 @@ def _objective(
         over_ms = finite_ms[finite_ms > aim.most_latency_ms] - aim.most_latency_ms
         least_over = float(over_ms.min()) if len(over_ms) else 1.0
         penalty = aim.penalty or 2 * (float(np.ptp(quality)) + 1) * (slowest - fastest) / least_over
-        return MostQuality(aim.most_latency_ms, fastest, slowest, penalty), penalty
+        return MostQuality(aim.most_latency_ms, fastest, slowest, penalty)
     least_quality = aim.least_quality or 0.0
     short = least_quality - quality[quality < least_quality]
-    least_short = float(short.min()) / (utopia - nadir) if len(short) else 1.0
+    least_short = float(short.min()) / (demand.utopia - demand.nadir) if len(short) else 1.0
     penalty = aim.penalty or 2 * slowest / least_short
-    return LeastLatency(least_quality, utopia, nadir, penalty), penalty
+    return LeastLatency(least_quality, demand.utopia, demand.nadir, penalty)
 
 
-def _unreachable(aim: Aim, rate_per_ms: float, latency_ms: Floats) -> str:
+def _unreachable(demand: Demand, latency_ms: Floats) -> UnreachableError:
     fastest_ms = float(latency_ms.min())
-    if not np.isfinite(fastest_ms) or aim.most_latency_ms is None:
-        return (
-            f"these GPUs do not carry {rate_per_ms * 1000:g} requests a second at this quality; "
-            "give more GPUs, or ask for a lower rate or quality"
+    if not np.isfinite(fastest_ms) or demand.aim.most_latency_ms is None:
+        return UnreachableError(
+            f"these GPUs do not carry {demand.rate_per_ms * 1000:g} requests a second at this quality",
+            "give more GPUs, or ask for a lower rate or quality",
         )
-    return f"no plan is faster than {fastest_ms:,.0f} ms; allow a higher latency, or give more GPUs"
+    return UnreachableError(f"no plan is faster than {fastest_ms:,.0f} ms", "allow a higher latency, or give more GPUs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fairlead.cascade.planner.capacity import Strategy
-from fairlead.cascade.planner.plan import Plan, StagePlan
+from fairlead.cascade.planner.plan import Alternative, Plan, StagePlan
 
 _MS_PER_S = 1000.0
 _NOTICEABLE = 0.005  # relative; latencies and shares nearer than this are called equal
@@ -21,18 +21,43 @@ def explain(plan: Plan) -> Iterator[str]:
     for index, stage in enumerate(plan.stages):
         yield _stage_words(plan, index, stage)
     slowest = max(plan.stages, key=lambda stage: stage.latency.p95_ms)
-    yield (
-        f"{slowest.model} is the slowest stage (p95 {_s(slowest.latency.p95_ms)}): GPUs are divided so that this is as "
-        f"short as possible. A request from its arrival to the accepted answer: p50 {_s(plan.end_to_end.p50_ms)}, "
+    end_to_end = (
+        f"A request from its arrival to the accepted answer: p50 {_s(plan.end_to_end.p50_ms)}, "
         f"p95 {_s(plan.end_to_end.p95_ms)}."
     )
-    first, last = plan.stages[0].model, plan.stages[-1].model
+    if len(plan.stages) > 1:
+        end_to_end = (
+            f"{slowest.model} is the slowest stage (p95 {_s(slowest.latency.p95_ms)}): GPUs are divided so that this "
+            f"is as short as possible. {end_to_end}"
+        )
+    yield end_to_end
+    first, last = plan.models[0], plan.models[-1]
     yield (
         f"Quality {plan.quality:.1f} (± {1.96 * plan.quality_error:.1f}, since the profile is a sample); {first} alone "
         f"reaches {plan.nadir:.1f}, {last} alone {plan.utopia:.1f}."
     )
+    yield from _choice_words(plan)
     used = sum(stage.gpus for stage in plan.stages)
     yield f"{used} of {plan.gpus} GPUs are used; a request keeps one busy for {_s(plan.gpu_ms)}."
+
+
+def _choice_words(plan: Plan) -> Iterator[str]:
+    """Which models are used, and what the others would give."""
+    used = [stage.model for stage in plan.stages]
+    left_out = [model for model in plan.models if model not in used]
+    if len(used) == 1:
+        yield f"No cascade of these models does better than {used[0]} alone: serve it without one."
+    elif left_out:
+        yield f"Without {' and '.join(left_out)} the cascade does better."
+    if plan.alternatives:
+        tried = (f"  {' + '.join(other.models)}: {_alternative_words(other)}" for other in plan.alternatives)
+        yield "\n".join(("Planned and simulated as well, from arrival to accepted answer:", *tried))
+
+
+def _alternative_words(other: Alternative) -> str:
+    if other.fault:
+        return f"no plan, {other.fault}"
+    return f"p95 {_s(other.p95_ms)}, quality {other.quality:.1f}, {_s(other.gpu_ms)} of a GPU for a request"
 
 
 def _stage_words(plan: Plan, index: int, stage: StagePlan) -> str:
