@@ -60,21 +60,16 @@ def draft(text: bytes, role: str, settings: Settings, seen: Seen, text_place: in
         references.append(tuple(replaced))
         blocks: list[tuple[Piece, ...]] = []
         for place, block in enumerate(group.blocks):
+            body: list[Piece] = [(block.body_start, block.body_end)]
             if place in replaced:
-                body: Sequence[Piece] = (replaced[place],)
+                body = [replaced[place]]
             elif settings.dedup and group.format != "json":
-                span = block.body_start, block.body_end
-                body = without_repeated_parts(text, *span, seen, own_parts, text_place)
-            else:
-                body = ((block.body_start, block.body_end),)
+                body = without_repeated_parts(text, block.body_start, block.body_end, seen, own_parts, text_place)
             blocks.append(_joined((block.start, block.body_start), *body, (block.body_end, block.end)))
         rendered.append(tuple(blocks))
     is_plain = not groups and len(text) >= LEAST_IN_PARTS_BYTES and not text.lstrip().startswith((b"{", b"["))
     if is_plain and settings.dedup and role == "tool":
         whole = _joined(*without_repeated_parts(text, 0, len(text), seen, own_parts, text_place))
-    dropped_bytes = _missing(whole, 0, len(text)) if whole else 0
-    for group, written in zip(groups, rendered, strict=True):
-        dropped_bytes += sum(_missing(p, b.start, b.end) for p, b in zip(written, group.blocks, strict=True))
     for digest, place in own_parts.items():
         seen.parts.setdefault(digest, place)
     ids = tuple([tuple([xxh3_64_intdigest(applied(text, block)) for block in blocks]) for blocks in rendered])
@@ -87,8 +82,20 @@ def draft(text: bytes, role: str, settings: Settings, seen: Seen, text_place: in
         bodies=tuple(bodies.items()),
         parts=tuple(own_parts.items()),
         whole=whole,
-        dropped_bytes=dropped_bytes,
+        dropped_bytes=_dropped_bytes(text, groups, rendered, whole),
     )
+
+
+def _dropped_bytes(
+    text: bytes,
+    groups: Sequence[Group],
+    rendered: Sequence[Sequence[Sequence[Piece]]],
+    whole: Sequence[Piece],
+) -> int:
+    dropped = _missing(whole, 0, len(text)) if whole else 0
+    for group, blocks in zip(groups, rendered, strict=True):
+        dropped += sum(_missing(p, b.start, b.end) for p, b in zip(blocks, group.blocks, strict=True))
+    return dropped
 
 
 def arranged(made: Draft, before: int, choose: Choose) -> tuple[Piece, ...] | None:
