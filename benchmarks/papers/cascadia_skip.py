@@ -53,7 +53,7 @@ def sample(seed: int) -> Profile:
     right = np.column_stack((rng.random(_REQUESTS) < small, rng.random(_REQUESTS) < _LARGE_RIGHT))
     answers = np.full((_REQUESTS, 2), 40.0)
     score = right.astype(np.float64) * 100
-    return Profile(("small", "large"), prompts, answers, score, score, np.zeros_like(score))
+    return Profile(("small", "large"), prompts, answers, score, score)
 
 
 def chances(profile: Profile) -> list[float]:
