@@ -35,6 +35,7 @@ class Alternative:
 class Plan:
     """`stages` are the models to serve, in order, and `thresholds` stand between them."""
 
+    objective: str  # what was asked for, in words
     thresholds: tuple[float, ...]
     stages: tuple[StagePlan, ...]
     end_to_end: Latency
@@ -47,7 +48,6 @@ class Plan:
     utopia: float  # quality of the last of them alone
     nadir: float  # quality of the first of them alone
     alternatives: tuple[Alternative, ...]  # the quickest first
-    objective: str  # what was asked for, in words
     inputs: str  # hash of all that the plan was made from
 
 
