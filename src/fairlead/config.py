@@ -116,6 +116,7 @@ class ModelConfig(_Section):
     prefill_ms_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     decode_ms_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
     max_model_len: PositiveInt | None = None  # prompts estimated longer are not sent to this model
+    kv_bytes_per_token: PositiveInt | None = None  # of the KV cache, over all its layers and GPUs: for counting moves
 
 
 class Pool(_Section):

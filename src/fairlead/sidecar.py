@@ -80,7 +80,12 @@ class Sidecar:
             rules=_rules(self.config.migration),
         )
         self.mover = Mover(
-            self.router, self._bootstraps, time.perf_counter, _deadlines(self.config.migration), self._is_decided
+            self.router,
+            self._bootstraps,
+            time.perf_counter,
+            _deadlines(self.config.migration),
+            self._is_decided,
+            lambda model: self.config.model(model).kv_bytes_per_token,
         )
         self._use_policy()
         self.recorder = Recorder()

@@ -10,16 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.core.facts import RequestFacts, session_key
-from fairlead.core.migration import (
-    FIRST_PAUSE_S,
-    MOST_ORDERS,
-    Move,
-    Planner,
-    Rules,
-    Stay,
-    pending_tokens,
-    transfers_safely,
-)
+from fairlead.core.migration import FIRST_PAUSE_S, MOST_ORDERS, Planner, Rules
+from fairlead.core.moves import Move, Stay, pending_tokens, transfers_safely
 from fairlead.core.pool import Endpoint
 from fairlead.core.reported import EngineIdentity, EngineReport
 from fairlead.core.sessions import SessionTable
@@ -113,9 +105,16 @@ def test_a_move_by_another_sidecar_starts_the_cool_down_too(world: World) -> Non
     assert world.turn(now_s=69) == Stay("cooling")
 
 
-def test_a_small_context_and_one_the_host_has_lost_are_not_worth_a_move(world: World) -> None:
+def test_a_small_context_is_not_worth_a_move(world: World) -> None:
     assert world.turn(tokens=499) == Stay("small")
-    assert world.turn(cached={"a:1": 499, "b:1": 4000}) == Stay("not_cached")
+
+
+def test_what_the_host_has_lost_is_computed_where_its_first_token_comes_sooner(world: World) -> None:
+    world.endpoints[2].prefill_ms_per_token = 9.0
+    assert world.turn("s", cached={"a:1": 499}) == Stay("dear")
+    world.endpoints[2].prefill_ms_per_token = world.host.prefill_ms_per_token
+    move = world.move("t", cached={"a:1": 499})
+    assert (move.target, move.how) == ("c:1", "recompute")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from fairlead.core.facts import RequestFacts, session_key
-from fairlead.core.migration import Move, Rules, Stay
+from fairlead.core.migration import Rules
+from fairlead.core.moves import Move, Stay
 from fairlead.core.pool import Endpoint, Pool
 from fairlead.core.reported import EngineIdentity
 from fairlead.core.router import Decision, Router
@@ -17,9 +18,10 @@ BLOCK_TOKENS = 128
 RULES = Rules(hot_tokens=1000, least_tokens=500)
 
 
-def conversation(blocks: int) -> RequestFacts:
+def conversation(blocks: int, agent: int = 1) -> RequestFacts:
+    """A prompt of the session; its agents share the first two blocks."""
     tokens = blocks * BLOCK_TOKENS + 10
-    prefix = tuple(range(1, blocks + 1))
+    prefix = (1, 2, *range(1000 * agent, 1000 * agent + blocks - 2))
     return RequestFacts("m", tokens, 100, "en", 0, (), session_key(b"s"), prefix, float(BLOCK_TOKENS))
 
 
@@ -37,10 +39,11 @@ class World:
         self.others = [endpoint for endpoint in endpoints if endpoint is not self.host]
         self.others[0].pending_prefill_tokens = 10
 
-    def decide(self, blocks: int = 21) -> Decision:
-        decision = self.router.decide(conversation(blocks), now_s=0.0)
+    def decide(self, blocks: int = 21, agent: int = 1, now_s: float = 0.0) -> Decision:
+        request = conversation(blocks, agent)
+        decision = self.router.decide(request, now_s=now_s)
         assert isinstance(decision, Decision)
-        self.router.commit(conversation(blocks), decision.addresses[0], 0.0)
+        self.router.commit(request, decision.addresses[0], now_s, binds=not decision.strayed)
         return decision
 
     def lives_at(self) -> str | None:
@@ -106,6 +109,61 @@ def test_why_a_session_stays_on_a_hot_host_is_in_its_decision() -> None:
     world = World("mooncake")
     world.decide()
     assert world.decide().migration == Stay("cooling")
+
+
+class Shared(World):
+    """A second agent with the session's id has had a turn of 20 blocks at the host when the first is moved away."""
+
+    def __init__(self, connector: str) -> None:
+        super().__init__(connector)
+        self.host.pending_prefill_tokens = 0
+        self.decide(20, agent=2).ticket.release()
+        self.host.pending_prefill_tokens = 50_000
+        move = self.decide(21).migration
+        assert isinstance(move, Move)
+        if not move.redirects:
+            self.router.flip(move, conversation(21), 1.0, 0.0)
+            self.router.planner.ended(move, 0.0, "done")
+        self.move = move
+        assert self.lives_at() == move.target
+
+
+@pytest.mark.parametrize("connector", ["shared", "mooncake"])
+def test_agents_that_share_an_id_stay_where_their_contexts_are_when_one_of_them_moves(connector: str) -> None:
+    world = Shared(connector)
+    stayed = world.decide(21, agent=2)
+    assert (stayed.addresses[0], stayed.why, stayed.migration) == (world.host.address, "affinity", Stay("cooling"))
+    assert world.decide(22).addresses[0] == world.lives_at() == world.move.target
+    assert world.decide(3, agent=3).addresses[0] == world.move.target
+
+
+@pytest.mark.parametrize("connector", ["shared", "mooncake"])
+def test_an_agent_that_stayed_moves_after_the_cool_down_and_leaves_the_first_where_it_is(connector: str) -> None:
+    world = Shared(connector)
+    world.decide(22).ticket.release()
+    third = next(e for e in world.others if e.address != world.move.target)
+    world.router.pool.by_address[world.move.target].pending_prefill_tokens = 1000
+    move = world.decide(21, agent=2, now_s=62.0).migration
+    assert isinstance(move, Move)
+    assert (move.source, move.bound, move.target) == (world.host.address, world.move.target, third.address)
+    if not move.redirects:
+        assert world.router.flip(move, conversation(21, agent=2), 1.0, 62.0) is None
+        world.router.planner.ended(move, 62.0, "done")
+    assert world.decide(22, agent=2, now_s=63.0).addresses[0] == world.lives_at() == third.address
+    assert world.decide(23, agent=1, now_s=63.0).addresses[0] == world.move.target
+
+
+def test_where_another_sidecar_has_moved_the_session_all_its_agents_go() -> None:
+    world = Shared("shared")
+    third = next(e for e in world.others if e.address != world.move.target)
+    world.router.sessions.learn(session_key(b"s"), third.address, 1.0)
+    assert {world.decide(22, agent=agent).addresses[0] for agent in (1, 2)} == {third.address}
+
+
+def test_an_agent_whose_context_is_nowhere_goes_where_its_session_lives() -> None:
+    world = Shared("shared")
+    world.router.index.forget(world.host.address)
+    assert world.decide(21, agent=2).addresses[0] == world.move.target
 
 
 def test_a_policy_that_leaves_a_hot_host_by_itself_moves_nothing() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.core.feedback import Outcome
-from fairlead.core.migration import Move, Stay
+from fairlead.core.moves import Move, Stay
 from fairlead.decision_log import columns
 from fairlead.decision_log.columns import COLUMNS, Anonymous, Ended
 from tests.decision_log.world import MODELS, Pool
@@ -44,7 +44,7 @@ def test_what_was_not_observed_is_null_and_the_prompt_has_its_estimate() -> None
 def test_why_a_session_moves_or_stays_is_told() -> None:
     asked, decision, outcome = Pool().ended()
     for migration, expected in (
-        (Move(b"s", "a:1", "b:1", "copy", 900, 0, 0), "copy to b:1"),
+        (Move(b"s", "a:1", "b:1", "copy", 900, 0, 0, "a:1"), "copy to b:1"),
         (Stay("cooling"), "stays: cooling"),
         (None, None),
     ):

@@ -95,6 +95,8 @@ async def test_after_a_copy_the_target_serves_the_prompt_from_its_cache(pair: Pa
     copied = await pair.copy()
     assert copied.tokens == len(IDS)
     assert copied.transferred_tokens == len(IDS) - BLOCK  # the last block is computed for its last token
+    told_bytes = copied.transferred_tokens * KvOptions("nixl").bytes_per_token
+    assert copied.transferred_bytes == (told_bytes if isinstance(pair.connector, Nixl) else None)
     assert set(copied.seconds) == {"discover", "export", "import", "confirm"}
     assert await pair.cached_tokens(pair.target) == len(IDS) - BLOCK
     pair.assert_nothing_wrong_was_installed()

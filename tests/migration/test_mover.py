@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.core.migration import Stay
+from fairlead.core.moves import Stay
 from fairlead.migration import mover
 from fairlead.simulate.faults import Fault, FaultKind, Leg
 from fairlead.simulate.server import running_engine
@@ -41,6 +42,20 @@ async def test_a_session_moves_and_its_next_turn_is_served_from_the_targets_cach
     assert world.planner.done == {"copy": 1}
     assert await world.cached_share(world.target, turn) > 0.95
     assert world.mover.counts.tokens > 2800
+
+
+async def test_bytes_are_counted_where_the_models_bytes_a_token_are_known_and_not_guessed_elsewhere(
+    world: World,
+) -> None:
+    await world.copy(await world.turn("unknown"))
+    assert (world.mover.counts.tokens > 0, world.mover.counts.bytes) == (True, 0)
+    known = mover.Mover(
+        world.router, world.bootstraps, time.perf_counter, world.mover.deadlines, kv_bytes_per_token={"m": 1000}.get
+    )
+    world.mover = known
+    await world.copy(await world.turn("known"))
+    assert known.counts.bytes == known.counts.tokens * 1000 > 0
+    await known.stop()
 
 
 async def test_the_index_credits_the_target_with_what_was_copied_and_no_more(world: World) -> None:

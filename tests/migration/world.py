@@ -12,7 +12,8 @@ import httpx
 import msgspec
 
 from fairlead.core.facts import RequestFacts, make_facts
-from fairlead.core.migration import Move, Planner, Rules
+from fairlead.core.migration import Planner, Rules
+from fairlead.core.moves import Move
 from fairlead.core.pool import Endpoint, Pool
 from fairlead.core.prompt import Prompt, parse
 from fairlead.core.reported import EngineIdentity, EngineReport

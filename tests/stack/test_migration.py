@@ -31,7 +31,7 @@ def engine() -> EngineOptions:
 
 async def started(stack: Start, **sections: Any) -> Stack:
     """Two engines under `ear`, whose sessions move."""
-    models = {"m": {"prefill_ms_per_token": MS_PER_TOKEN}}
+    models = {"m": {"prefill_ms_per_token": MS_PER_TOKEN, "kv_bytes_per_token": 1024}}
     pool = await stack(engine(), engine(), policy={"name": "ear"}, migration=RULES, models=models, **sections)
 
     async def identified() -> bool:
@@ -106,7 +106,9 @@ async def test_a_session_moves_off_a_hot_host_and_its_context_with_it(stack: Sta
     assert after.headers["x-fairlead-decision"] == "affinity"
     assert [d["migration"] for d in await pool.decisions() if d["migration"]] == [f"copy to {home_of(after)}"]
     assert await outcome(pool, "done") == 1
-    assert await pool.metric("fairlead_session_migrated_tokens_total") > 3000
+    tokens = await pool.metric("fairlead_session_migrated_tokens_total")
+    assert tokens > 3000
+    assert await pool.metric("fairlead_session_migrated_bytes_total") == tokens * 1024
     assert await pool.metric("fairlead_session_migration_seconds_count", stage="import") == 1
 
 

@@ -5,10 +5,7 @@ send it to the endpoint of the same model with the fewest tokens waiting. Loads 
 predicted transfer time. Source: EAR, section 4.3. An operator may order a session elsewhere, or drain a whole endpoint:
 then the load, the context's size and the cool-down do not count.
 
-Three ways, by what the two engines can do:
-- copy: the KV is copied beside the request path, and the session moves once the copy is confirmed;
-- pull: the request goes to the target at once, which reads the KV from a store that both engines share;
-- recompute: the request goes to the target at once, which computes the context again, if that is sooner all the same.
+What moves is the context of one agent and the session's binding. Other agents that share its id stay where theirs are.
 """
 
 from __future__ import annotations
@@ -16,11 +13,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
 from fairlead.core.facts import RequestFacts
+from fairlead.core.moves import How, Move, Stay, Why, may_host, pays, pending_tokens, way_between
 from fairlead.core.pool import Endpoint
 from fairlead.core.sessions import SessionTable
 
@@ -31,9 +29,7 @@ LONGEST_PAUSE_S: Final = 300.0
 MOST_ORDERS: Final = 1000
 MOST_TIMES: Final = 16  # a session that moved more often counts as this
 
-How = Literal["copy", "pull", "recompute"]
 Outcome = Literal["done", "failed", "dropped"]
-Why = Literal["cooling", "small", "not_cached", "no_target", "dear", "busy"]
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -46,7 +42,7 @@ class Rules(msgspec.Struct, frozen=True):
     hot_tokens: int = 16_384
     hot_ratio: float = 2.0
     cool_down_s: float = 60.0  # in which a session does not move again
-    least_tokens: int = 2048  # of context, cached at the host and not at the target, that are worth a move
+    least_tokens: int = 2048  # of context: less is not worth a move, and no agent's own
     most_copies: int = 4  # at once
     most_copies_per_endpoint: int = 1  # as their source or as their target
 
@@ -54,37 +50,7 @@ class Rules(msgspec.Struct, frozen=True):
 NO_HOST_IS_HOT: Final = Rules(hot_tokens=1 << 62)  # only an operator moves sessions
 
 
-class Move(msgspec.Struct, frozen=True, gc=False):
-    """A session's context goes from `source` to `target`; the generations tell whether either restarted meanwhile."""
-
-    session: bytes
-    source: str
-    target: str
-    how: How
-    tokens: int  # of the request's prompt, cached at the source
-    source_generation: int
-    target_generation: int
-
-    @property
-    def redirects(self) -> bool:
-        """Whether the request that caused it goes to the target already."""
-        return self.how != "copy"
-
-
-class Stay(msgspec.Struct, frozen=True, gc=False):
-    """Why a session stays on a host that is hot."""
-
-    why: Why
-
-
-def told(migration: Move | Stay | None) -> str:
-    """For people: how a session moves and where to, or why it stays on a hot host; empty if neither."""
-    if migration is None:
-        return ""
-    return f"stays: {migration.why}" if isinstance(migration, Stay) else f"{migration.how} to {migration.target}"
-
-
-_STAYS: Final = {why: Stay(why) for why in ("cooling", "small", "not_cached", "no_target", "dear", "busy")}
+_STAYS: Final[Mapping[Why, Stay]] = {why: Stay(why) for why in get_args(Why)}
 
 
 class Planner:
@@ -188,6 +154,26 @@ class Planner:
         """Whether the session's context is being copied now."""
         return session in self._copied
 
+    def home(
+        self, request: RequestFacts, bound: str, endpoints: Sequence[Endpoint], cached_tokens: Mapping[str, int]
+    ) -> str:
+        """Where the request belongs, whose session is bound to `bound`: there, or where its own context stayed.
+
+        Agents that share a session's id share little of their contexts, and a move takes one of them along. The others
+        are served where theirs are until they move themselves. What another sidecar moved lives where that one says:
+        the prefix index does not know of its copy.
+        """
+        if request.session is None or not self._sessions.was_moved_here(request.session):
+            return bound
+        model = next((e.model for e in endpoints if e.address == bound), None)
+        stayed = max(
+            [e.address for e in endpoints if e.model == model],
+            key=lambda address: cached_tokens.get(address, 0),
+            default=bound,
+        )
+        missing = cached_tokens.get(stayed, 0) - cached_tokens.get(bound, 0)
+        return stayed if missing >= self.rules.least_tokens else bound
+
     def spared(self, endpoints: Sequence[Endpoint], host: str | None) -> Sequence[Endpoint]:
         """Those that a request may go to while some drain: not these, but for the sessions that live there."""
         return [e for e in endpoints if e.address not in self.draining or e.address == host] or endpoints
@@ -207,15 +193,13 @@ class Planner:
             return _STAYS["cooling"]
         if tokens < rules.least_tokens:
             return _STAYS["small"]
-        if held < rules.least_tokens:
-            return _STAYS["not_cached"]
         waiting = pending_tokens(host)
         target = self._least_loaded([e for e in endpoints if pending_tokens(e) < waiting], host, tokens)
         if target is None:
             return _STAYS["no_target"]
         known = min(cached_tokens.get(target.address, 0), tokens)
         how = self._way(host, target, held - known)
-        if how == "recompute" and not _pays(tokens, host, held, target, known):
+        if how == "recompute" and not pays(tokens, host, held, target, known):
             return _STAYS["dear"]
         return self._move(session, host, target, how, held, now_s)
 
@@ -249,7 +233,8 @@ class Planner:
     def _move(self, session: bytes, host: Endpoint, target: Endpoint, how: How, held: int, now_s: float) -> Move | Stay:
         if session in self._copied or (how == "copy" and not self._may_copy(host.address, target.address, now_s)):
             return _STAYS["busy"]
-        return Move(session, host.address, target.address, how, held, host.generation, target.generation)
+        bound = self._sessions.address_of(session) or host.address
+        return Move(session, host.address, target.address, how, held, host.generation, target.generation, bound)
 
     def _is_hot(self, host: Endpoint, endpoints: Sequence[Endpoint]) -> bool:
         rules, pending = self.rules, pending_tokens(host)
@@ -270,50 +255,3 @@ class Planner:
         if len(self._copied) >= self.rules.most_copies or max(self._copies[source], self._copies[target]) >= most:
             return False
         return all(now_s >= self._failures[a][1] for a in (source, target) if a in self._failures)
-
-
-def pending_tokens(endpoint: Endpoint) -> int:
-    """Waiting for prefill there, sent by any sidecar."""
-    return endpoint.pending_prefill_tokens + endpoint.others_pending_prefill_tokens
-
-
-def may_host(target: Endpoint, host: Endpoint, tokens: int) -> bool:
-    """Whether `target` can take a session of `host` with a context of `tokens`. What is not known speaks for it."""
-    said, hosts = target.reported, host.reported
-    free = None if said.kv_capacity_tokens is None else said.kv_capacity_tokens * (1.0 - (said.kv_usage or 0.0))
-    return (
-        target is not host
-        and target.model == host.model
-        and target.healthy
-        and (free is None or free >= tokens)
-        and (target.max_model_len is None or target.max_model_len >= tokens)
-        and _alike(said.kv_block_tokens, hosts.kv_block_tokens)
-        and _alike(said.kv_dtype, hosts.kv_dtype)
-    )
-
-
-def _alike(one: object, other: object) -> bool:
-    return one is None or other is None or one == other
-
-
-def way_between(host: Endpoint, target: Endpoint) -> How:
-    """The best that both engines can do."""
-    if not host.kv_connector or host.kv_connector != target.kv_connector:
-        return "recompute"
-    if host.kv_connector == "shared":
-        return "pull"
-    safe = transfers_safely(host.identity.version) and transfers_safely(target.identity.version)
-    return "copy" if safe else "recompute"
-
-
-def transfers_safely(version: str | None) -> bool:
-    """Whether a vLLM of this version survives a transfer that fails: up to 0.29 its request hangs and leaks blocks."""
-    parts = (version or "").split(".")
-    return len(parts) > 1 and parts[0].isdigit() and parts[1].isdigit() and (int(parts[0]), int(parts[1])) >= (0, 30)
-
-
-def _pays(tokens: int, host: Endpoint, held: int, target: Endpoint, known: int) -> bool:
-    """Whether the first token comes sooner from `target`, which computes the context again."""
-    stays_ms = host.rtt_ms + host.prefill_ms_per_token * (pending_tokens(host) + tokens - held)
-    moves_ms = target.rtt_ms + target.prefill_ms_per_token * (pending_tokens(target) + tokens - known)
-    return moves_ms < stays_ms

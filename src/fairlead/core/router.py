@@ -17,7 +17,8 @@ from fairlead.core.cost import CostTerms
 from fairlead.core.facts import RequestFacts
 from fairlead.core.feedback import Outcome, Tuner
 from fairlead.core.ledger import Ticket
-from fairlead.core.migration import NO_HOST_IS_HOT, Move, Planner, Rules, Stay
+from fairlead.core.migration import NO_HOST_IS_HOT, Planner, Rules
+from fairlead.core.moves import Move, Stay
 from fairlead.core.pool import Candidate, Endpoint, Pool, candidates, fitting
 from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.ranking import Policy, Ranked, Why, least_first
@@ -53,6 +54,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     form: int = 0  # of the prompt, where it could take others; 0 is the request's own
     form_tokens: int = 0  # cached at the chosen endpoint in this form, beyond those of the request's own
     migration: Move | Stay | None = None  # of the request's session; None: nothing spoke for a move
+    strayed: bool = False  # to where its own context is, though its session has moved elsewhere
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
@@ -125,7 +127,8 @@ class Router:
                         held[address] = blocks
                         forms[address] = form
         cached_tokens = {address: int(blocks * request.block_tokens) for address, blocks in held.items()}
-        host = self._host(request, now_s)
+        bound = self._host(request, now_s)
+        host = bound if bound is None else self.planner.home(request, bound, endpoints, cached_tokens)
         if self.planner.draining:
             endpoints = self.planner.spared(endpoints, host)
         options = candidates(endpoints, request, cached_tokens, host)
@@ -167,6 +170,7 @@ class Router:
             form=forms.get(first.address, 0),
             form_tokens=int((held.get(first.address, 0) - own.get(first.address, 0)) * request.block_tokens),
             migration=migration,
+            strayed=host != bound and first.is_host,
         )
 
     def withdraw(self, decision: Decision, now_s: float) -> None:
@@ -175,14 +179,14 @@ class Router:
         if isinstance(decision.migration, Move) and not decision.migration.redirects:
             self.planner.ended(decision.migration, now_s, "dropped")
 
-    def commit(self, request: RequestFacts, address: str, now_s: float) -> None:
-        """`request` goes to `address`: its prompt will be cached there, and its session lives there from now on."""
+    def commit(self, request: RequestFacts, address: str, now_s: float, *, binds: bool = True) -> None:
+        """`request` goes to `address`: its prompt will be cached there; if it `binds`, its session lives there now."""
         if request.prefix:
             self.index.insert(request.prefix, address, now_s)
             endpoint = self.pool.by_address.get(address)
             if endpoint is not None:
                 endpoint.indexed_blocks = self.index.blocks(address)
-        if request.session is not None and self.sessions.address_of(request.session) != address:
+        if binds and request.session is not None and self.sessions.address_of(request.session) != address:
             self.sessions.bind(request.session, address, now_s)
 
     def flip(self, move: Move, request: RequestFacts, copied_share: float, now_s: float) -> FlipRefused | None:
@@ -195,7 +199,7 @@ class Router:
             return "target_restarted"
         if not target.healthy:
             return "target_unhealthy"
-        if not self.sessions.flip(move.session, move.source, move.target, now_s):
+        if not self.sessions.flip(move.session, move.bound, move.target, now_s):
             return "session_gone"
         held = int(len(request.prefix) * copied_share)
         self.commit(msgspec.structs.replace(request, prefix=request.prefix[:held]), move.target, now_s)

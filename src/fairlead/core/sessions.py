@@ -52,7 +52,7 @@ class _Host(msgspec.Struct, gc=False):
 class _Moves(msgspec.Struct, gc=False):
     tried_s: int  # the last of them, whether it succeeded or not
     times: int = 0
-    left: str = ""  # the address it was moved from last
+    left: str = ""  # the address it was moved from last; empty if another sidecar has moved it since
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -131,6 +131,11 @@ class SessionTable:
             return inf
         return self._second(now_s) - entry.moves.tried_s - 1  # both were cut to a second: never too much
 
+    def was_moved_here(self, session: bytes) -> bool:
+        """Whether `session` lives where a move of this sidecar took it."""
+        entry = self._shards[hash(session) & self._mask].get(session)
+        return entry is not None and entry.moves is not None and bool(entry.moves.left)
+
     def tried_to_move(self, session: bytes, now_s: float) -> None:
         """A move of `session` begins."""
         entry = self._shards[hash(session) & self._mask].get(session)
@@ -160,7 +165,7 @@ class SessionTable:
         """As `bind`, of a session that another sidecar bound: the listener is not told. Another host is a move."""
         before = self._put(session, address, now_s)
         if before is not None and before != address:
-            self._begin_move(self._shards[hash(session) & self._mask][session], self._now_s)
+            self._begin_move(self._shards[hash(session) & self._mask][session], self._now_s).left = ""
 
     def forget_host(self, address: str) -> None:
         """Nobody lives at `address` any more."""
@@ -199,11 +204,12 @@ class SessionTable:
     # ---- inside -------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _begin_move(entry: _Entry, now: int) -> None:
+    def _begin_move(entry: _Entry, now: int) -> _Moves:
         if entry.moves is None:
             entry.moves = _Moves(now)
         else:
             entry.moves.tried_s = now
+        return entry.moves
 
     def _put(self, session: bytes, address: str, now_s: float) -> str | None:
         """Bind, and return the address of before."""

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from fairlead.core.facts import RequestFacts
 from fairlead.core.feedback import Outcome
 from fairlead.core.lengths import BUCKETS
-from fairlead.core.migration import told
+from fairlead.core.moves import told
 from fairlead.core.router import Decision
 
 COLUMNS: Final = {

@@ -17,14 +17,14 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 from uuid import uuid4
 
 import aiohttp
 import msgspec
 from yarl import URL
 
-from fairlead.core.migration import transfers_safely
+from fairlead.core.moves import transfers_safely
 from fairlead.engines import metrics_text
 from fairlead.engines.ask import Answer, UnansweredError, ask
 
@@ -34,9 +34,10 @@ LEAST_CACHED_SHARE: Final = 0.5  # of the export, at the source; below it was ev
 _SMALL_BYTES: Final = 256 * 1024
 _MOST_TOKEN_BYTES: Final = 8 << 20  # of /tokenize: about a million tokens
 _CONFIRM_EVERY_S: Final = 0.05
-_EXTERNAL: Final = re.compile(
+_TOKENS: Final = re.compile(
     rb'\nvllm:prompt_tokens_by_source_total\{[^\n}]*source="external_kv_transfer"[^\n}]*\} ([0-9.e+]+)'
 )
+_BYTES: Final = re.compile(rb"\nvllm:nixl_bytes_transferred_sum\{[^\n}]*\} ([0-9.e+]+)")
 
 
 class Deadlines(msgspec.Struct, frozen=True):
@@ -77,6 +78,7 @@ class Copied(msgspec.Struct, frozen=True):
 
     tokens: int
     transferred_tokens: int | None  # of them; the others the target held already; None: it does not tell
+    transferred_bytes: int | None  # as the target tells; None: it does not
     seconds: Mapping[Stage, float]
 
 
@@ -123,6 +125,13 @@ class _Tokens(msgspec.Struct):
 
 class _Version(msgspec.Struct):
     version: str
+
+
+class _Taken(NamedTuple):
+    """What an engine has taken from others, since it started or in one copy; None where it does not tell."""
+
+    tokens: int | None
+    bytes: int | None
 
 
 class EngineLink:
@@ -184,12 +193,11 @@ class EngineLink:
         details = completion.usage.prompt_tokens_details
         return Exported(details.cached_tokens if details is not None else None, completion.kv_transfer_params)
 
-    async def external_tokens(self, party: Party, timeout_s: float) -> float | None:
-        """Prompt tokens that the engine has taken from others since it started, or None where it does not tell."""
+    async def taken(self, party: Party, timeout_s: float) -> _Taken:
+        """By the engine's own counters."""
         url = f"http://{party.address}/metrics"
         answer = await self.ask("confirm", url, timeout_s, most_bytes=metrics_text.MOST_BYTES)
-        found = _EXTERNAL.findall(b"\n" + answer.body)
-        return sum(map(float, found)) if found else None
+        return _Taken(_sum(_TOKENS, answer.body), _sum(_BYTES, answer.body))
 
 
 async def copy_kv(
@@ -211,7 +219,7 @@ async def copy_kv(
         await link.check_version(source, deadlines.discover_s)
         await link.check_version(target, deadlines.discover_s)
         discovered = await connector.discover(link, source)
-        before = await link.external_tokens(target, deadlines.discover_s)
+        before = await link.taken(target, deadlines.discover_s)
     transfer_id = uuid4().hex
     with _timed(seconds, "export"):
         params = connector.to_export(transfer_id)
@@ -224,23 +232,24 @@ async def copy_kv(
         raise TransferError("export", "not_cached")
     with _timed(seconds, "confirm"):
         rise = await _rise(link, target, before, deadlines.confirm_s)
-    if rise is None and (imported.cached_tokens or 0) < len(ids) - 2 * block_tokens:
+    if rise.tokens is None and (imported.cached_tokens or 0) < len(ids) - 2 * block_tokens:
         raise TransferError("confirm", "not_cached")
-    return Copied(len(ids), None if rise is None else int(rise), seconds)
+    return Copied(len(ids), rise.tokens, rise.bytes, seconds)
 
 
-async def _rise(link: EngineLink, target: Party, before: float | None, timeout_s: float) -> float | None:
+async def _rise(link: EngineLink, target: Party, before: _Taken, timeout_s: float) -> _Taken:
     """How much the target took; raises TransferError if nothing. The engine counts a little after it has answered.
 
     Its own counter comes before the `cached_tokens` that it answers with, which are those it had hoped for.
     """
-    if before is None:
-        return None
+    if before.tokens is None:
+        return _Taken(None, None)
     until_s = time.monotonic() + timeout_s
     while True:
-        after = await link.external_tokens(target, timeout_s)
-        if after is not None and after > before:
-            return after - before
+        after = await link.taken(target, timeout_s)
+        if after.tokens is not None and after.tokens > before.tokens:
+            rise_bytes = None if after.bytes is None or before.bytes is None else after.bytes - before.bytes
+            return _Taken(after.tokens - before.tokens, rise_bytes or None)
         if time.monotonic() > until_s:
             raise TransferError("confirm", "nothing_came")
         await asyncio.sleep(_CONFIRM_EVERY_S)
@@ -251,6 +260,12 @@ def _timed(seconds: dict[Stage, float], stage: Stage) -> Iterator[None]:
     began_s = time.monotonic()
     yield
     seconds[stage] = time.monotonic() - began_s
+
+
+def _sum(series: re.Pattern[bytes], page: bytes) -> int | None:
+    """Over the engines of one server; None where the page has no such series."""
+    found = series.findall(b"\n" + page)
+    return round(sum(map(float, found))) if found else None
 
 
 _Answer = TypeVar("_Answer")

@@ -12,7 +12,7 @@ from fairlead.cascade.serving.route import Entry
 from fairlead.core.budget import MessageBudget
 from fairlead.core.facts import RequestFacts, make_facts
 from fairlead.core.learning import Learner
-from fairlead.core.migration import Move
+from fairlead.core.moves import Move
 from fairlead.core.pool import ANY_MODEL
 from fairlead.core.prompt import Malformed, parse, split_models
 from fairlead.core.router import Decision, Refusal, Router
@@ -114,7 +114,7 @@ def pick(
         if sent is None:
             shared.router.withdraw(decision, started_s)
             return Refused(refusals.malformed("The body has a key twice at its top level; write it once", None), asked)
-    shared.router.commit(facts, decision.addresses[0], started_s)
+    shared.router.commit(facts, decision.addresses[0], started_s, binds=not decision.strayed)
     shared.recorder.decided(facts, decision, request_id, shared.clock_s() - started_s)
     changed = None if sent is body else sent
     if shared.mover is not None and isinstance(decision.migration, Move) and not decision.migration.redirects:

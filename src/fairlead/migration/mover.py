@@ -16,7 +16,8 @@ import aiohttp
 import structlog
 
 from fairlead.core.facts import RequestFacts
-from fairlead.core.migration import Move, Outcome
+from fairlead.core.migration import Outcome
+from fairlead.core.moves import Move
 from fairlead.core.pool import Endpoint
 from fairlead.core.router import Router
 from fairlead.engines.ask import new_session
@@ -42,6 +43,7 @@ class MoverCounts:
         self.failed: Counter[tuple[str, str]] = Counter()  # by stage and reason
         self.dropped: Counter[str] = Counter()  # by reason: nobody's fault
         self.tokens = 0  # whose KV went from one engine to another
+        self.bytes = 0  # of that KV, where the engine tells them or the model's bytes a token are known
         self.seconds: dict[Stage, Histogram] = {}
 
 
@@ -55,6 +57,7 @@ class Mover:
         clock_s: Callable[[], float],
         deadlines: Deadlines,
         decided: Callable[[bytes], bool] = lambda _: True,
+        kv_bytes_per_token: Callable[[str], int | None] = lambda _: None,
     ) -> None:
         self.counts = MoverCounts()
         self.deadlines = deadlines
@@ -62,6 +65,7 @@ class Mover:
         self._bootstraps = bootstraps  # host:port of the bootstrap server by the endpoint's address
         self._clock_s = clock_s
         self._decided = decided
+        self._kv_bytes_per_token = kv_bytes_per_token  # by model
         self._session: aiohttp.ClientSession | None = None
         self._copies: set[asyncio.Task[None]] = set()
 
@@ -122,7 +126,7 @@ class Mover:
             raise NotMovedError("short")
         here, there = self._party(move.source), self._party(move.target)
         copied = await copy_kv(self._link(), connector, here, there, source.model, ids, block_tokens, self.deadlines)
-        self._count(copied)
+        self._count(copied, source.model)
         refused = self._router.flip(move, request, len(ids) / len(all_ids), self._clock_s())
         if refused is not None:
             raise NotMovedError(refused)
@@ -150,7 +154,10 @@ class Mover:
         self.counts.dropped[reason] += 1
         self._router.planner.ended(move, self._clock_s(), outcome)
 
-    def _count(self, copied: Copied) -> None:
-        self.counts.tokens += copied.tokens if copied.transferred_tokens is None else copied.transferred_tokens
+    def _count(self, copied: Copied, model: str) -> None:
+        tokens = copied.tokens if copied.transferred_tokens is None else copied.transferred_tokens
+        self.counts.tokens += tokens
+        told = copied.transferred_bytes
+        self.counts.bytes += told if told is not None else tokens * (self._kv_bytes_per_token(model) or 0)
         for stage, seconds in copied.seconds.items():
             self.counts.seconds.setdefault(stage, Histogram(LEG_SECONDS)).observe(seconds)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fairlead.core.facts import session_key
-from fairlead.core.migration import may_host, pending_tokens, way_between
+from fairlead.core.moves import may_host, pending_tokens, way_between
 from fairlead.core.pool import Endpoint
 from fairlead.core.router import Router
 

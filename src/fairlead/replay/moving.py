@@ -12,7 +12,8 @@ from typing import Final
 import msgspec
 
 from fairlead.core.facts import RequestFacts
-from fairlead.core.migration import Move, Rules
+from fairlead.core.migration import Rules
+from fairlead.core.moves import Move
 from fairlead.core.ranking import Policy
 from fairlead.core.reported import EngineIdentity
 from fairlead.replay.simulation import Answer, Asked, Simulation

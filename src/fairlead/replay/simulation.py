@@ -185,7 +185,7 @@ class Simulation:
             self._refused(now_ms, number, place, len(attempted) + 1, asked_ms, now_ms)
             return
         address = decision.addresses[0]
-        router.commit(facts, address, now_ms / 1e3)
+        router.commit(facts, address, now_ms / 1e3, binds=not decision.strayed)
         endpoint = self._places[address]
         half_rtt_ms = self._rtts[endpoint].at(now_ms) / 2
         asked = Asked(

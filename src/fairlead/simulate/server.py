@@ -119,12 +119,19 @@ class _Server:
         self.engine = Engine(options.parameters)
         self.faults = Faults()
         self._options = options
-        self._metrics = EngineMetrics(options.kind, options.model, self.engine)
+        nixl = options.kv is not None and options.kv.connector == "nixl"
+        self._metrics = EngineMetrics(options.kind, options.model, self.engine, nixl=nixl)
         self.realtime = RealtimeEngine(self.engine, options.time_scale, self._metrics.observe_first_token)
         self.exchange: KvExchange | None = None
         if options.kv is not None:
-            gone, die = lambda: self.faults.no_bootstrap, lambda: self.faults.set(Fault("down"))
-            self.exchange = KvExchange(options.kv, self.engine, options.host, gone, die)
+            self.exchange = KvExchange(
+                options.kv,
+                self.engine,
+                options.host,
+                gone=lambda: self.faults.no_bootstrap,
+                die=lambda: self.faults.set(Fault("down")),
+                transferred=self._metrics.observe_transfer,
+            )
         answerer = Answerer(options.model, options.capability, options.seed)
         self._inference = Inference(options.model, self.realtime, answerer, self.exchange)
         self._started_s = int(time.time())

@@ -39,6 +39,11 @@ def move_metrics(planner: Planner, mover: Mover) -> Iterator[Metric]:
         "fairlead_session_migrated_tokens", "Tokens whose KV went from one engine to another", value=mover.counts.tokens
     )
     yield CounterMetricFamily(
+        "fairlead_session_migrated_bytes",
+        "Bytes of that KV, of copies where the engine tells them or the model's kv_bytes_per_token is configured",
+        value=mover.counts.bytes,
+    )
+    yield CounterMetricFamily(
         "fairlead_session_migrations_back", "Moves back to the endpoint that the session had left", value=planner.back
     )
     yield GaugeMetricFamily("fairlead_session_migrations_under_way", "Copies under way", value=mover.under_way)

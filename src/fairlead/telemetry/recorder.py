@@ -16,7 +16,7 @@ import msgspec
 from fairlead.core.facts import RequestFacts
 from fairlead.core.learning import Observation
 from fairlead.core.lengths import BUCKETS
-from fairlead.core.migration import told
+from fairlead.core.moves import told
 from fairlead.core.router import Choice, Decision
 
 if TYPE_CHECKING:  # it knows the configuration, which need not be loaded to count
