@@ -62,7 +62,6 @@ COLUMNS = (
     Column("Most chosen %", "concentration", 0, 100.0),
 )
 TTFT, E2E = COLUMNS[1], COLUMNS[3]
-FITTED = "fairlead:batch_slowdown=0.1"  # as the engine's: 0.6 ms for each request, of 6 ms a step
 BASELINES = ("session_affinity", "least_load@30s", "least_load", "least_request", "prefix_cache")
 
 
@@ -154,7 +153,7 @@ def mean(results: Results, trace: str, policy: str, column: Column) -> float:
 def frozen(folder: Path, how: How) -> Iterator[str]:
     weights, requests = tuned(folder, how)
     ours = f"gorgo:rtt_weight={weights['rtt_weight']:.3g}:queue_weight={weights['queue_weight']:.3g}"
-    policies = ("fairlead", FITTED, ours, "gorgo", *BASELINES)
+    policies = ("fairlead", ours, "gorgo", *BASELINES)
     yield (
         f"The published tuner (`gorgo_hillclimb`) climbed over {requests:,} requests of {len(how.seeds)} windows "
         f"at {FULL:g} of what `least_request` can serve, and ended at rtt_weight {weights['rtt_weight']:.3g}, "
@@ -172,7 +171,7 @@ def frozen(folder: Path, how: How) -> Iterator[str]:
         yield f"### {heading}\n\n{rows(results, name)}"
         for column in (TTFT, E2E):
             rival = min(BASELINES, key=lambda p, c=column: mean(results, name, p, c))  # type: ignore[misc]
-            ratios = [percent(results, name, policy, rival, column) for policy in (ours, "fairlead", FITTED)]
+            ratios = [percent(results, name, policy, rival, column) for policy in (ours, "fairlead")]
             compared.append((name, column.heading, f"`{rival}`", *ratios))
     published = {
         ("tuning", TTFT.heading): "+3.5 %", ("tuning", E2E.heading): "-34.9 %",
@@ -185,7 +184,6 @@ def frozen(folder: Path, how: How) -> Iterator[str]:
         "Best baseline here",
         "GORGO, tuned",
         "`fairlead`",
-        f"`{FITTED}`",
         "Paper's GORGO over its best baseline",
     )
     yield "### Against the best baseline\n\n" + table(heads, [(*row, published[row[0], row[1]]) for row in compared])
@@ -229,9 +227,7 @@ With the queue weight at 0 the first token does not stay as flat here while answ
 step's prefill and decoding together, as vLLM does, so a crowd that decodes delays first tokens too; theirs, SGLang,
 prefers prefill. On short prompts GORGO does not lose here: their session affinity kept a user near one replica, while
 Azure's requests name no session and are spread over all regions. The lengths of answers are ours (theirs are not
-published), prefill is a straight line in tokens, and round trips are drawn, not replayed. `fairlead` sends most
-requests to the nearest engine, which pays in first tokens, and a few too many for this one, where each request in the
-batch slows decoding by a tenth: its `batch_slowdown` is a constant, 0.03 unless it is set."""
+published), prefill is a straight line in tokens, and round trips are drawn, not replayed."""
 
 
 def main() -> None:

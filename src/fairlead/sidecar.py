@@ -210,6 +210,7 @@ class Sidecar:
         self.router.pool = pool
         tuned_alike = (config.policy, config.tuner) == (self.config.policy, self.config.tuner)
         self.router.fallbacks = config.gateway.fallbacks
+        self.learner.forget_all_but(pool.endpoints)
         self.learner.apply(pool.endpoints)
         self.config = config
         self.router.planner.rules, self.mover.deadlines = _rules(config.migration), _deadlines(config.migration)

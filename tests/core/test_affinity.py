@@ -16,7 +16,7 @@ def conversation(blocks: int, *, session: str | None = "s", attempted: tuple[str
     return RequestFacts(
         model="any",
         tokens=int(blocks * BLOCK_TOKENS) + 10,
-        output_tokens=100,
+        max_output_tokens=100,
         language="en",
         bucket=0,
         attempted=attempted,

@@ -59,7 +59,7 @@ def request(
     return RequestFacts(
         model=model,
         tokens=tokens,
-        output_tokens=more.get("output_tokens", 100),
+        max_output_tokens=more.get("max_output_tokens", 100),
         language=more.get("language", "en"),
         bucket=more.get("bucket", 0),
         attempted=tuple(attempted),

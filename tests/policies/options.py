@@ -28,6 +28,7 @@ def option(address: str, *, cached_tokens: int = 0, **fields: Any) -> Candidate:
         "rtt_ms": 0.0,
         "prefill_ms_per_token": 0.1,
         "decode_ms_per_token": 20.0,
+        "output_tokens": 100.0,
         "success_probability": 1.0,
         "attempts": 0,
         "last_chosen": 0,

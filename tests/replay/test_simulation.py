@@ -236,10 +236,10 @@ def test_first_tokens_are_known_of_a_sample_only() -> None:
     for rate in (0.0, 1e9):
         world = msgspec.structs.replace(small_world(), observation=Observation(messages_per_second=rate))
         _, simulation = run(traffic(2), world=world)
-        seen.append(simulation.learner.prefill_ms_per_token.get("m"))
+        seen.append(simulation.learner.models.get("m"))
     assert seen[0] is None
     assert seen[1] is not None
-    assert seen[1].value == pytest.approx(ENGINE.prefill_ms_per_token, rel=0.5)
+    assert seen[1].prefill_ms_per_token.value == pytest.approx(ENGINE.prefill_ms_per_token, rel=0.5)
 
 
 def test_progress_counts_every_turn_once() -> None:

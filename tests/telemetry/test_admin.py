@@ -142,7 +142,9 @@ async def test_a_restarted_endpoint_has_nothing_cached(admin: Client, conversati
 
 
 async def test_constants_say_whether_answers_taught_them(admin: Client, conversation: Conversation) -> None:
-    seen = Observation("large", "en", 1000, 1.0, 0, 0.0, first_token_ms=50.0, prompt_tokens=1000, cached_tokens=0)
+    seen = Observation(
+        "10.0.0.3:1", "large", "en", 1000, 1.0, 0, 0.0, first_token_ms=50.0, prompt_tokens=1000, cached_tokens=0
+    )
     for _ in range(LEAST_SAMPLES):
         conversation.shared.learner.observe(seen, conversation.shared.router.pool)
     pool = (await (await admin.get("/debug/endpoints")).json())["endpoints"]

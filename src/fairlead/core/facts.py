@@ -12,7 +12,6 @@ from xxhash import xxh3_64_intdigest
 from fairlead.core import language, lengths, prefix
 from fairlead.core.prompt import MEDIA_TOKENS, Prompt
 
-EXPECTED_OUTPUT_TOKENS: Final = 256  # where the request sets no limit, or a limit beyond what answers usually take
 MAX_ATTEMPTED: Final = 32  # a longer list says nothing more, and penalty**attempts must stay a float
 
 _ESCAPED_BYTES: Final = 6  # of JSON for one character
@@ -23,7 +22,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
 
     model: str  # a served model or a route, as the client asked
     tokens: int  # of the prompt, estimated
-    output_tokens: int  # expected
+    max_output_tokens: int | None  # that the client allows
     language: str  # one of language.LANGUAGES
     bucket: int  # index into lengths.BUCKETS
     attempted: tuple[str, ...] = ()  # models that answered wrongly, in order, with repeats
@@ -55,7 +54,7 @@ def make_facts(
     return RequestFacts(
         model=model,
         tokens=tokens,
-        output_tokens=min(prompt.max_output_tokens or EXPECTED_OUTPUT_TOKENS, EXPECTED_OUTPUT_TOKENS),
+        max_output_tokens=prompt.max_output_tokens or None,
         language=spoken,
         bucket=lengths.bucket_of(tokens),
         attempted=(attempted or prompt.attempted_models)[:MAX_ATTEMPTED],

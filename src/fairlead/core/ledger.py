@@ -14,8 +14,10 @@ class Loaded(Protocol):
 
     address: str
     inflight_requests: int
+    others_inflight_requests: int
     inflight_prompt_tokens: int
     pending_prefill_tokens: int
+    prefilled_tokens: int
     decoding_requests: int
 
 
@@ -35,6 +37,16 @@ class Ticket:
     def awaits_prefill(self) -> bool:
         return self.endpoint is not None and not self._decoding
 
+    def beside_requests(self) -> int:
+        """Other requests at the endpoint now."""
+        if self.endpoint is None:
+            return 0
+        return self.endpoint.inflight_requests + self.endpoint.others_inflight_requests - 1
+
+    def prefilled_there(self) -> int:
+        """Tokens of all prompts that were prefilled at the endpoint, as far as is known; grows."""
+        return 0 if self.endpoint is None else self.endpoint.prefilled_tokens
+
     def move(self, endpoint: Loaded) -> None:
         """The gateway served the request elsewhere than at the first choice."""
         if self.endpoint is not None and self.endpoint is not endpoint:
@@ -47,6 +59,7 @@ class Ticket:
         if endpoint is None or self._decoding:
             return
         endpoint.pending_prefill_tokens -= self._pending
+        endpoint.prefilled_tokens += self._pending
         endpoint.decoding_requests += 1
         self._decoding = True
 

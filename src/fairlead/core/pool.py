@@ -9,25 +9,31 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Final
 
 import msgspec
 
 from fairlead.core.capability import NEUTRAL, Capability
+from fairlead.core.decode_time import USUAL_SLOWDOWN
 from fairlead.core.facts import RequestFacts
 from fairlead.core.health import SILENCE_S, Health
 from fairlead.core.peers import Load
 from fairlead.core.prefills import PrefillEstimate
 from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, EngineReport
 
+USUAL_ANSWER_TOKENS: Final = 256.0  # until answers were observed
+
 
 @dataclass(slots=True, eq=False)
 class Endpoint:
-    """One engine at one address. Constants come from the configuration; counts are the router's own, unless others'."""
+    """One engine at one address. Constants are the configuration's until answers teach better ones (`core.learning`);
+    counts are the router's own, unless others'.
+    """
 
     address: str  # host:port, the host an IP address
     model: str
     prefill_ms_per_token: float = 0.1
-    decode_ms_per_token: float = 20.0
+    decode_ms_per_token: float = 20.0  # alone on the engine
     max_model_len: int | None = None
     capability: Capability = NEUTRAL
     region: str = ""
@@ -42,10 +48,13 @@ class Endpoint:
     generation: int = 0  # grows when the engine restarts: what it had cached is gone
     health: Health = field(default_factory=Health)
     configured_max_model_len: int | None = field(init=False)
+    batch_slowdown: float = USUAL_SLOWDOWN  # of decoding, by each other request there
+    answer_tokens: float = USUAL_ANSWER_TOKENS
 
     inflight_requests: int = 0
     inflight_prompt_tokens: int = 0
     pending_prefill_tokens: int = 0  # not cached, and no first token seen yet
+    prefilled_tokens: int = 0  # of all that were pending, ever
     decoding_requests: int = 0  # past their first token
     others_inflight_requests: int = 0  # sent by the sidecars that share a store with this one
     others_inflight_prompt_tokens: int = 0
@@ -63,6 +72,7 @@ class Endpoint:
         """Become `other` as configured, and keep what is known of health and load."""
         self.model, self.capability = other.model, other.capability
         self.prefill_ms_per_token, self.decode_ms_per_token = other.prefill_ms_per_token, other.decode_ms_per_token
+        self.batch_slowdown, self.answer_tokens = other.batch_slowdown, other.answer_tokens
         self.configured_max_model_len, self.region, self.engine = other.max_model_len, other.region, other.engine
         self.kv_connector = other.kv_connector
         self.identified(self.identity)
@@ -137,6 +147,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     used_tokens: int = 0  # in the KV cache, as the engine reports
     indexed_blocks: int = 0  # of all prompts, that the prefix index holds for this endpoint
     least_inflight_requests: int = 0  # at any candidate of this request
+    output_tokens: float = USUAL_ANSWER_TOKENS  # expected of the answer here
+    batch_slowdown: float = USUAL_SLOWDOWN
 
 
 ANY_MODEL = ""  # asked by APIs that name no model: SGLang's /generate
@@ -181,6 +193,7 @@ def candidates(
 ) -> list[Candidate]:
     """One candidate for each endpoint, in the same order; `cached_tokens` by address, absent is 0."""
     language, bucket, tokens, attempted = request.language, request.bucket, request.tokens, request.attempted
+    limit = request.max_output_tokens
     least = min([e.inflight_requests + e.others_inflight_requests for e in endpoints], default=0)
     options = []
     for e in endpoints:
@@ -210,6 +223,8 @@ def candidates(
                 int(kv_usage * said.kv_capacity_tokens) if kv_usage and said.kv_capacity_tokens else 0,
                 e.indexed_blocks,
                 least,
+                e.answer_tokens if limit is None else min(limit, e.answer_tokens),
+                e.batch_slowdown,
             )
         )
     return options

@@ -17,7 +17,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from fairlead.core.budget import MessageBudget
-from fairlead.core.facts import EXPECTED_OUTPUT_TOKENS, RequestFacts
+from fairlead.core.facts import RequestFacts
 from fairlead.core.feedback import Outcome
 from fairlead.core.learning import Learner, Observation
 from fairlead.core.lengths import bucket_of
@@ -85,6 +85,8 @@ class Asked(msgspec.Struct, eq=False):
     handed_over: bool = False  # to an engine that only decodes, after its first token
     first_token_ms: float = 0.0
     cached_tokens: int = 0
+    beside_requests: float = 0.0  # and prefilled tokens: at its first token, then until its end
+    prefilled_tokens: int = 0
 
 
 class Simulation:
@@ -166,7 +168,7 @@ class Simulation:
         facts = RequestFacts(
             model=turn.model or self.world.asked,
             tokens=turn.prompt_tokens,
-            output_tokens=EXPECTED_OUTPUT_TOKENS,  # a router does not know how long an answer will be
+            max_output_tokens=None,  # traces do not say what clients allowed
             language=turn.language,
             bucket=bucket_of(turn.prompt_tokens),
             attempted=attempted,
@@ -201,7 +203,10 @@ class Simulation:
         turn, decision = self._turn(asked), asked.decision
         total_ms = now_ms - asked.sent_ms
         first_token_ms = asked.first_token_ms + asked.half_rtt_ms - asked.sent_ms
-        decision.ticket.release()
+        ticket = decision.ticket
+        asked.beside_requests = (asked.beside_requests + ticket.beside_requests()) / 2
+        asked.prefilled_tokens = ticket.prefilled_there() - asked.prefilled_tokens
+        ticket.release()
         self._learn(now_ms, asked, turn, first_token_ms)
         right = self._is_right(asked, turn)
         self._sink(
@@ -297,6 +302,7 @@ class Simulation:
         self.router.feedback(decision, outcome, now_ms / 1e3)
         if observed:
             seen = Observation(
+                address=decision.addresses[0],
                 model=decision.model,
                 language=turn.language,
                 estimated_tokens=turn.prompt_tokens,
@@ -305,6 +311,8 @@ class Simulation:
                 rtt_ms=decision.rtt_ms,
                 first_token_ms=first_token_ms,
                 decode_ms=total_ms - first_token_ms,
+                beside_requests=asked.beside_requests,
+                prefilled_tokens=asked.prefilled_tokens,
                 prompt_tokens=turn.prompt_tokens,
                 cached_tokens=asked.cached_tokens,
                 completion_tokens=turn.output_tokens,
@@ -367,7 +375,9 @@ class Simulation:
         self._at(now_ms + asked.half_rtt_ms, self._answered, asked)
 
     def _first_token_seen(self, now_ms: float, asked: Asked) -> None:  # noqa: ARG002
-        asked.decision.ticket.prefilled()
+        ticket = asked.decision.ticket
+        ticket.prefilled()
+        asked.beside_requests, asked.prefilled_tokens = float(ticket.beside_requests()), ticket.prefilled_there()
 
     # ---- beside the request path ----------------------------------------------------------------------------------
 

@@ -199,14 +199,23 @@ class FairleadCollector(Collector):
             ("model",),
             [((model,), histogram) for model, histogram in self._recorder.first_token_seconds.items()],
         )
-        for name, text, label, learned, scale in (
-            ("prefill_seconds_per_token", "Prefill of one uncached token", "model", learner.prefill_ms_per_token, 1e-3),
-            ("decode_seconds_per_token", "Decoding of one token", "model", learner.decode_ms_per_token, 1e-3),
-            ("tokens_ratio", "Real prompt tokens for each estimated one", "language", learner.tokens_ratio, 1.0),
-        ):
-            family = GaugeMetricFamily(f"fairlead_learned_{name}", f"{text}, as learned from answers", labels=(label,))
-            for value, median in learned.items():
-                family.add_metric((value,), median.value * scale)
+        prefill = _gauge("learned_prefill_seconds_per_token", "Prefill of one uncached token", "endpoint", "model")
+        decode = _gauge("learned_decode_seconds_per_token", "Decoding of one token, alone", "endpoint", "model")
+        slowdown = _gauge("learned_batch_slowdown_ratio", "Added to it by each other request", "endpoint", "model")
+        for endpoint in self._router.pool.endpoints:
+            times, labels = learner.models.get(endpoint.model), (endpoint.address, endpoint.model)
+            if times is not None and times.prefill_ms_per_token.learned:
+                prefill.add_metric(labels, endpoint.prefill_ms_per_token / 1e3)
+            if times is not None and times.line is not None:
+                decode.add_metric(labels, endpoint.decode_ms_per_token / 1e3)
+                slowdown.add_metric(labels, endpoint.batch_slowdown)
+        yield from (prefill, decode, slowdown)
+        answers = _gauge("learned_answer_tokens", "Tokens of one answer", "model")
+        ratios = _gauge("learned_tokens_ratio", "Real prompt tokens for each estimated one", "language")
+        lengths = {model: times.answer_tokens for model, times in learner.models.items()}
+        for family, learned in ((answers, lengths), (ratios, learner.tokens_ratio)):
+            for value, running in learned.items():
+                family.add_metric((value,), running.value)
             yield family
 
     def _faults(self) -> Iterator[Metric]:
@@ -252,3 +261,7 @@ def _counter(name: str, text: str, by_model: dict[str, int]) -> Metric:
     for model, count in by_model.items():
         family.add_metric((model,), count)
     return family
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"fairlead_{name}", f"{text}, as learned from answers", labels=labels)

@@ -16,7 +16,7 @@ import msgspec
 
 from fairlead import __version__
 from fairlead.core.facts import session_key
-from fairlead.core.learning import LEAST_SAMPLES, Learner, RunningQuantile
+from fairlead.core.learning import LEAST_SAMPLES, Learner
 from fairlead.core.lengths import TOKENS_PER_ASCII_CHARACTER
 from fairlead.core.pool import Endpoint
 from fairlead.core.prefix import BLOCK_BYTES
@@ -117,6 +117,7 @@ def no_such_session(sources: Sources, tenant: str) -> str:
 def _endpoint(sources: Sources, e: Endpoint, sessions: int, ended: Counter[str], now_s: float) -> Document:
     counts = sources.recorder.by_endpoint.get(e.address, _NONE)
     said, health = e.reported, e.health
+    times = sources.learner.models.get(e.model)
     # The index forgets a restarted engine at the next decision, not at its restart.
     blocks = sources.router.index.blocks(e.address) if e.generation == e.indexed_generation else 0
     return {
@@ -143,8 +144,10 @@ def _endpoint(sources: Sources, e: Endpoint, sessions: int, ended: Counter[str],
             "inflight_prompt_tokens": e.others_inflight_prompt_tokens,
             "pending_prefill_tokens": e.others_pending_prefill_tokens,
         },
-        "prefill": _learned(sources.learner.prefill_ms_per_token.get(e.model), e.prefill_ms_per_token),
-        "decode": _learned(sources.learner.decode_ms_per_token.get(e.model), e.decode_ms_per_token),
+        "prefill": _learned(times.prefill_ms_per_token.samples if times else 0, e.prefill_ms_per_token),
+        "decode": _learned(times.decode.samples if times else 0, e.decode_ms_per_token),
+        "batch_slowdown": e.batch_slowdown,
+        "answer_tokens": e.answer_tokens,
         "indexed_blocks": blocks,
         "cached_tokens": int(blocks * _TOKENS_PER_BLOCK),
         "sessions": sessions,
@@ -165,9 +168,8 @@ def _endpoint(sources: Sources, e: Endpoint, sessions: int, ended: Counter[str],
     }
 
 
-def _learned(constant: RunningQuantile | None, in_force: float) -> Document:
+def _learned(samples: int, in_force: float) -> Document:
     """Milliseconds per token in force, and whether answers taught them or the configuration says so."""
-    samples = constant.samples if constant is not None else 0
     return {"ms_per_token": in_force, "samples": samples, "learned": samples >= LEAST_SAMPLES}
 
 
