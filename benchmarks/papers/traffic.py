@@ -1,6 +1,6 @@
 """Every policy on real traffic: `fairlead` against each baseline, near and below what `least_request` can serve.
 
-    python benchmarks/papers/traffic.py            # all cells, about an hour on one core
+    python benchmarks/papers/traffic.py            # all cells, some two hours on one core
     python benchmarks/papers/traffic.py mooncake-0.7 --seeds 2 --jobs 1
 
 Writes benchmarks/results/papers/traffic/<cell>.md and <cell>.json, and traffic.md over all cells that are there. Loads
@@ -55,6 +55,7 @@ CELLS = (
     Cell("agents-1.5", "claude_code.jsonl.gz", 1.5, "agent sessions as recorded, closed loop"),
     Cell("hot-agents-0.7", "claude_code.jsonl.gz", 0.7, "Zipf-resampled sessions", Sampling(zipf=1.0, draws=60)),
     Cell("hot-agents-1.5", "claude_code.jsonl.gz", 1.5, "Zipf-resampled sessions", Sampling(zipf=1.0, draws=60)),
+    Cell("azure-0.5", "azure_llm_2023_conv.csv.gz", 0.5, "short prompts, nothing to reuse"),
     Cell("azure-0.7", "azure_llm_2023_conv.csv.gz", 0.7, "short prompts, nothing to reuse"),
 )
 
