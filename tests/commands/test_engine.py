@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -44,6 +45,15 @@ def accuracy_file(folder: Path, probability: float) -> Path:
     path = folder / "accuracy.json"
     path.write_text(json.dumps({"task": "kv-lookup", "buckets": BUCKETS, "models": {"m": table}}))
     return path
+
+
+def test_a_request_has_a_fixed_cost_if_it_is_given_one() -> None:
+    with started("--request-overhead-ms", "60000", "--time-scale", "10000") as (_, url):
+        body = {"model": "m", "prompt": "x", "max_tokens": 1}
+        httpx.post(f"{url}/v1/completions", json=body, timeout=30).raise_for_status()
+        page = httpx.get(f"{url}/metrics").text
+    (seconds,) = re.findall(r"^vllm:time_to_first_token_seconds_sum\{.*\} (\S+)$", page, re.MULTILINE)
+    assert float(seconds) == pytest.approx(0.006, rel=0.01)  # of the engine's clock: the machine has no part in it
 
 
 def test_with_a_bootstrap_port_it_has_a_kv_connector_and_tells_where() -> None:

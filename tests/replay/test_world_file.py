@@ -43,6 +43,27 @@ def test_groups_of_engines_are_spelled_out_with_addresses_of_their_own(tmp_path:
     assert (world.rtt("far").at(0.0), world.asked, world.observation.scrape_s) == (90.0, "auto", 30.0)
 
 
+def test_a_calibration_of_before_requests_had_a_cost_of_their_own_is_still_read(tmp_path: Path) -> None:
+    error = {"median": 0.1, "worst_tenth": 0.2}
+    engine = {
+        "prefill_ms_per_token": 0.1,
+        "decode_ms_per_step": 9.0,
+        "decode_ms_per_sequence": 0.2,
+        "step_overhead_ms": 3.0,
+        "cases": 9,
+        "contradictory_rows": 0,
+        **dict.fromkeys(("first_token_error", "token_error", "total_error"), error),
+    }
+    (tmp_path / "engines.json").write_text(json.dumps({"source": "mine", "engines": {"old": engine}}))
+    text = """
+        calibration: engines.json
+        pool: [{engine: old}, {engine: {calibrated: old, request_overhead_ms: 4}}]
+        """
+    old, mine = read_world(world_file(tmp_path, text)).endpoints
+    assert (old.engine.step_overhead_ms, old.engine.request_overhead_ms) == (3.0, 0.0)
+    assert (mine.engine.step_overhead_ms, mine.engine.request_overhead_ms) == (3.0, 4.0)
+
+
 def test_accuracy_is_read_from_capability_files(tmp_path: Path) -> None:
     table = {"other": [0.5] * len(BUCKETS)}
     (tmp_path / "kv.json").write_text(json.dumps({"task": "t", "buckets": BUCKETS, "models": {"m": table}}))

@@ -45,16 +45,18 @@ def calibrate(
     if not engines:
         raise UserError(f"{measurements}: no measurement in it")
     table = Table(box=SIMPLE, title="Error of the simulated engine: median / nine in ten cases are nearer")
-    for heading in ("engine", "ms a prompt token", "ms a step", "first token", "each token", "whole answer"):
-        table.add_column(heading, overflow="fold", justify="left" if heading == "engine" else "right")
+    table.add_column("engine", overflow="fold")
+    costs, errors = ("ms a request", "ms a prompt token", "ms a step"), ("first token", "each token", "whole answer")
+    for heading in (*costs, *errors):
+        table.add_column(heading, justify="right")
 
     def text(error: Error) -> str:
         return f"{error.median:.0%} / {error.worst_tenth:.0%}"
 
     for name, engine in engines.items():
         step_ms = engine.step_overhead_ms + engine.decode_ms_per_step
-        errors = (engine.first_token_error, engine.token_error, engine.total_error)
-        table.add_row(name, f"{engine.prefill_ms_per_token:.3f}", f"{step_ms:.1f}", *map(text, errors))
+        times = f"{engine.request_overhead_ms:.1f}", f"{engine.prefill_ms_per_token:.3f}", f"{step_ms:.1f}"
+        table.add_row(name, *times, *map(text, (engine.first_token_error, engine.token_error, engine.total_error)))
     document = msgspec.json.format(msgspec.json.encode(CalibrationFile(source or measurements.name, engines)), indent=1)
     try:
         replace_file(out, document + b"\n")

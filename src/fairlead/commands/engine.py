@@ -30,6 +30,9 @@ def engine(
     ] = None,
     prefill_ms_per_token: Annotated[float, typer.Option(help="Time of an uncached prompt token.")] = 0.1,
     decode_ms_per_token: Annotated[float, typer.Option(help="Time of a step that decodes, for all requests.")] = 12.0,
+    request_overhead_ms: Annotated[
+        float, typer.Option(help="Time of the server on each request before the engine hears of it.")
+    ] = 0.0,
     kv_tokens: Annotated[int, typer.Option(help="Size of the KV cache.")] = 524288,
     max_model_len: Annotated[int, typer.Option(help="Most tokens of a prompt and its answer.")] = 131072,
     time_scale: Annotated[float, typer.Option(help="How much faster than real time it runs.")] = 1.0,
@@ -61,6 +64,7 @@ def engine(
         parameters = EngineParameters(
             prefill_ms_per_token=prefill_ms_per_token,
             decode_ms_per_step=decode_ms_per_token,
+            request_overhead_ms=request_overhead_ms,
             num_blocks=kv_tokens // EngineParameters().block_size,
             max_model_len=max_model_len,
         )

@@ -1,18 +1,18 @@
 """From measured times of a real engine to the parameters of the simulated one, and how far off it then is.
 
 Measurements are rows of one batch each: `prompt_size` and `token_size` tokens, `batch_size` requests at once,
-`prompt_time`, `token_time` and `e2e_time` in ms: the columns of splitwise-sim's `perf_model.csv`. Rows whose total is
-not the sum of their parts are left out: there the answer ended early, or a time is wrong. A step is taken to be a
-straight line in its prompt tokens and in its decoding requests, fitted to relative errors; long prompts cost more than
-that on real hardware, since attention grows with their square. Errors are of the engine model run on each case with
-parameters fitted without that case.
+`prompt_time`, `token_time` and `e2e_time` in ms, each the mean over the batch: the columns of splitwise-sim's
+`perf_model.csv`. Rows whose total is not the sum of their parts are left out: there the answer ended early, or a time
+is wrong. A step is taken to be a straight line in its prompt tokens and in its decoding requests, fitted to relative
+errors; long prompts cost more than that on real hardware, since attention grows with their square. Errors are of the
+engine model run on each case with parameters fitted without that case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from typing import Final, NamedTuple
 
 import msgspec
@@ -25,6 +25,7 @@ from fairlead.simulate.parameters import EngineParameters
 _LEAST_CASES: Final = 4
 _TOTAL_TOLERANCE: Final = 0.1
 _LEAST_OVERHEAD_MS: Final = 0.1
+_LEAST_LEFT: Final = 0.1  # of a measured time, however long the model says that it was waiting
 _DECIMALS: Final = 5
 
 
@@ -46,13 +47,14 @@ class Error(msgspec.Struct, frozen=True):
     worst_tenth: float  # nine in ten cases are nearer
 
 
-class Calibrated(msgspec.Struct, frozen=True):
+class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     """One engine: parameters in ms, and their errors for first tokens, further tokens and whole answers."""
 
     prefill_ms_per_token: float
     decode_ms_per_step: float
     decode_ms_per_sequence: float
     step_overhead_ms: float
+    request_overhead_ms: float = 0.0  # files of before it was fitted have none
     cases: int
     contradictory_rows: int  # left out
     first_token_error: Error
@@ -65,6 +67,7 @@ class Calibrated(msgspec.Struct, frozen=True):
             decode_ms_per_step=self.decode_ms_per_step,
             decode_ms_per_sequence=self.decode_ms_per_sequence,
             step_overhead_ms=self.step_overhead_ms,
+            request_overhead_ms=self.request_overhead_ms,
         )
 
 
@@ -138,6 +141,7 @@ def _calibrated(name: str, rows: _Rows) -> Calibrated:
         decode_ms_per_step=round(parameters.decode_ms_per_step, _DECIMALS),
         decode_ms_per_sequence=round(parameters.decode_ms_per_sequence, _DECIMALS),
         step_overhead_ms=round(parameters.step_overhead_ms, _DECIMALS),
+        request_overhead_ms=round(parameters.request_overhead_ms, _DECIMALS),
         cases=len(cases),
         contradictory_rows=rows.contradictory,
         first_token_error=first_token,
@@ -151,16 +155,38 @@ def _error(shares: Sequence[float]) -> Error:
 
 
 def fit(cases: Sequence[Case]) -> EngineParameters:
-    """The line through first tokens gives the cost of a prompt token and of a step; the one through tokens the rest."""
-    overhead_ms, prefill_ms = _line([(case.prompt_tokens * case.batch, case.first_token_ms) for case in cases])
-    overhead_ms = max(overhead_ms, _LEAST_OVERHEAD_MS)
-    step_ms, sequence_ms = _line([(case.batch, case.token_ms) for case in cases])
-    overhead_ms = min(overhead_ms, max(step_ms, _LEAST_OVERHEAD_MS))  # a decoding step has no more of it
+    """Straight lines through first tokens and through tokens; those of an engine that is one come back exactly.
+
+    First tokens are those of requests that had the engine for themselves, if these had prompts of two sizes: requests
+    of a batch wait for each other in ways that no line knows. How long their tokens wait is told by the engine with the
+    parameters of a first fit, and taken off for the second.
+    """
+    alone = [case for case in cases if case.batch == 1]
+    if len({case.prompt_tokens for case in alone}) < 2:
+        alone = list(cases)
+    first_tokens = _line([(case.prompt_tokens * case.batch, case.first_token_ms) for case in alone])
+    rough = _parameters(first_tokens, _line([(case.batch, case.token_ms) for case in cases]))
+    tokens = []
+    for case in cases:
+        waiting_ms = run(rough, case).token_ms - rough.decoding_step_ms(case.batch)
+        tokens.append((case.batch, max(case.token_ms - waiting_ms, _LEAST_LEFT * case.token_ms)))
+    return _parameters(first_tokens, _line(tokens))
+
+
+def _parameters(first_tokens: tuple[float, float], tokens: tuple[float, float]) -> EngineParameters:
+    """From intercepts and slopes, in ms.
+
+    Of what is fixed in a first token's time a decoding step shows how much may be a step's. What is beyond that is the
+    request's own; as long as nothing is, the request's own cost cannot be told from the step's.
+    """
+    (fixed_ms, prefill_ms), (step_ms, sequence_ms) = first_tokens, tokens
+    overhead_ms = max(_LEAST_OVERHEAD_MS, min(fixed_ms, step_ms))
     return EngineParameters(
         prefill_ms_per_token=max(0.0, prefill_ms),
         decode_ms_per_step=max(0.0, step_ms - overhead_ms),
         decode_ms_per_sequence=max(0.0, sequence_ms),
         step_overhead_ms=overhead_ms,
+        request_overhead_ms=max(0.0, fixed_ms - overhead_ms),
     )
 
 
@@ -171,14 +197,13 @@ def run(parameters: EngineParameters, case: Case) -> Case:
     engine = Engine(replace(parameters, num_blocks=blocks, max_model_len=max(tokens, 1)))
     for number in range(case.batch):
         engine.submit(EngineRequest(str(number), case.prompt_tokens, case.output_tokens), 0.0)
-    first_ms = last_ms = 0.0
+    times_ms: dict[EventKind, list[float]] = {kind: [] for kind in EventKind}
     while (now_ms := engine.next_step_ms()) is not None:
         for event in engine.step(now_ms):
-            if event.kind is EventKind.FIRST_TOKEN:
-                first_ms = now_ms
-            last_ms = now_ms
-    token_ms = (last_ms - first_ms) / max(1, case.output_tokens - 1)
-    return case._replace(first_token_ms=first_ms, token_ms=token_ms, total_ms=last_ms)
+            times_ms[event.kind].append(now_ms)
+    first_ms, total_ms = fmean(times_ms[EventKind.FIRST_TOKEN]), fmean(times_ms[EventKind.FINISHED])
+    token_ms = (total_ms - first_ms) / max(1, case.output_tokens - 1)
+    return case._replace(first_token_ms=first_ms, token_ms=token_ms, total_ms=total_ms)
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -36,6 +36,7 @@ class _Engine(msgspec.Struct, forbid_unknown_fields=True):
     decode_ms_per_step: _Ms | None = None
     decode_ms_per_sequence: _Ms | None = None
     step_overhead_ms: _Ms | None = None
+    request_overhead_ms: _Ms | None = None
     token_budget: _Tokens | None = None
     max_num_seqs: _Tokens | None = None
     max_model_len: _Tokens | None = None

@@ -39,3 +39,7 @@ class EngineParameters:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be more than 0")
         if self.token_budget < self.max_num_seqs:
             raise ValueError("token_budget is below max_num_seqs, but every running request decodes in every step")
+
+    def decoding_step_ms(self, sequences: int) -> float:
+        """A step in which nothing but `sequences` requests decode."""
+        return self.step_overhead_ms + self.decode_ms_per_step + self.decode_ms_per_sequence * sequences
