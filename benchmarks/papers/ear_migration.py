@@ -1,6 +1,6 @@
 """EAR's second pillar in simulated time: sessions that leave hot hosts, against sessions that never do.
 
-    python benchmarks/papers/ear_migration.py [--seeds 10] [--draws 120] [--sweep-draws 60]
+    python benchmarks/papers/ear_migration.py [--seeds 10] [--draws 60]
 
 Writes benchmarks/results/papers/ear_migration.md and ear_migration.png. Agent sessions drawn with Zipf weights, the
 longest most often. In the first two scenes each agent is a session of its own; in the others all agents of a recorded
@@ -260,19 +260,13 @@ def picture(one: Ran, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--draws", type=int, default=120, help="agents of each run")
-    parser.add_argument("--sweep-draws", type=int, default=60, help="agents of each run over skew and load")
+    parser.add_argument("--draws", type=int, default=60, help="agents of each run")
     asked = parser.parse_args()
     seeds = range(asked.seeds)
     OUT.mkdir(parents=True, exist_ok=True)
     parts = []
     with Progress() as done:
-        runs = len(SCENES) * len(POLICIES) + len(SKEWS) * len(LOADS) * len(SWEPT)
-        task = done.add_task("runs", total=runs * asked.seeds)
-
-        def step() -> None:
-            done.advance(task)
-
+        task = done.add_task("runs", total=len(SCENES) * len(POLICIES) * asked.seeds)
         for scene in SCENES:
             faster = scene.load * faster_at(scene, asked.draws)
             found: Found = {policy: [] for policy in POLICIES}
@@ -281,7 +275,7 @@ def main() -> None:
                 for policy in POLICIES:
                     run = ran(policy, scene, traffic, seed)
                     found[policy].append(run if seed == 0 else run._replace(answers=()))
-                    step()
+                    done.advance(task)
             requests = found["ear"][0].summary.requests
             parts.append(f"## {scene.name}: load {scene.load:g}, {scene.about}\n\nSome {requests:,} requests a run.")
             parts += [table(HEADS, rows(found)), verdicts(found)]
@@ -290,11 +284,6 @@ def main() -> None:
                 parts.append("![Tokens waiting at each engine, and the moves](ear_migration.png)")
                 parts.append("Worst engine's TTFT p90 in ms, and moves, of `ear+pull` with seed 0:")
                 parts.append(sensitivity(scene, workload(scene, 0, asked.draws, faster), 0))
-        parts.append(
-            f"## Skew and load: {SWEEP.about}\n\n{asked.sweep_draws} agents a run. `session_affinity`, `unified` and "
-            "`ear+pull`; ratios are paired by seed, below 1 full EAR is quicker."
-        )
-        parts.append(sweep(seeds, asked.sweep_draws, step))
     head = (
         "# Sessions that leave hot hosts, in simulated time",
         f"- Command: `python benchmarks/papers/ear_migration.py --seeds {asked.seeds} --draws {asked.draws} "
@@ -302,8 +291,8 @@ def main() -> None:
         f"- Commit: {commit()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n"
         f"- World: {ENGINES} simulated engines, the defaults of `fairlead replay` where a scene says nothing else; KV "
         "travels at 10 GB/s, 98,304 bytes a token, 20 ms to set up\n"
-        "- Traffic: `benchmarks/data/claude_code.jsonl.gz`, sessions drawn with Zipf weights, of exponent 1 but in the "
-        "last table, cut at 65,536 tokens\n"
+        "- Traffic: `benchmarks/data/claude_code.jsonl.gz`, sessions drawn with Zipf weights of exponent 1, cut at "
+        "65,536 tokens\n"
         "- Load: a share of what `least_request` can serve; policies that reuse more can serve more\n"
         f"- Seeds: 0 to {asked.seeds - 1}; intervals are 95 % over them; ratios are paired by seed, below 1 the first "
         "is better. Rules of moving: the defaults (T_hot 16,384 tokens and twice the others' median, T_cool 60 s)\n"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.core.facts import RequestFacts, session_key
 from fairlead.core.migration import FIRST_PAUSE_S, MOST_ORDERS, Planner, Rules
-from fairlead.core.moves import Move, Stay, pending_tokens, transfers_safely
+from fairlead.core.moves import Move, Stay, has_room, is_crowded, pending_tokens, transfers_safely
 from fairlead.core.pool import Endpoint
 from fairlead.core.reported import EngineIdentity, EngineReport
 from fairlead.core.sessions import SessionTable
@@ -90,6 +91,32 @@ def test_a_hot_host_stays_hot_until_it_is_down_to_half_of_the_threshold(world: W
     assert world.turn("t") is None
     world.host.pending_prefill_tokens = 999
     assert world.turn("t") is None
+
+
+FULL = EngineReport(kv_capacity_tokens=10_000, kv_usage=0.7)
+
+
+def test_a_context_that_must_wait_for_room_in_its_hosts_cache_moves_to_where_fewer_tokens_wait() -> None:
+    world = World(pending_prefill_tokens=100, inflight_requests=2, reported=FULL)
+    world.other("b:1", pending_prefill_tokens=4100)
+    assert world.turn("s") == Stay("no_target")
+    world.other("c:1", pending_prefill_tokens=4000)
+    assert world.move("s").target == "c:1"
+    assert world.turn("t", tokens=3000) is None
+
+
+def test_what_an_idle_engine_said_of_its_cache_last_moves_nobody(world: World) -> None:
+    world.host.pending_prefill_tokens, world.host.reported = 0, FULL
+    assert world.turn() is None
+
+
+def test_prompts_that_wait_for_room_count_whole_though_the_router_believes_them_cached() -> None:
+    waits = msgspec.structs.replace(FULL, waiting_requests=2)
+    engine = Endpoint("a:1", "m", reported=waits, pending_prefill_tokens=50)
+    engine.inflight_requests, engine.inflight_prompt_tokens = 4, 16_000
+    assert pending_tokens(engine) == 2 * 4000
+    engine.reported = msgspec.structs.replace(waits, kv_usage=0.5)
+    assert pending_tokens(engine) == 50
 
 
 def test_a_session_that_moved_stays_for_the_cool_down(world: World) -> None:
@@ -278,7 +305,15 @@ engines: st.SearchStrategy[dict[str, Any]] = st.builds(
     pending_prefill_tokens=loads,
     healthy=st.booleans(),
     kv_connector=st.sampled_from(["", "mooncake", "shared"]),
-    reported=st.builds(EngineReport, kv_block_tokens=st.sampled_from([None, 16, 128])),
+    reported=st.builds(
+        EngineReport,
+        kv_block_tokens=st.sampled_from([None, 16, 128]),
+        waiting_requests=st.integers(0, 2),
+        kv_capacity_tokens=st.sampled_from([None, 10_000]),
+        kv_usage=st.floats(0, 1),
+    ),
+    inflight_requests=st.integers(0, 3),
+    inflight_prompt_tokens=loads,
 )
 steps = st.tuples(st.integers(0, 3), st.floats(0, 50), st.lists(loads, min_size=4, max_size=4), st.booleans())
 
@@ -307,7 +342,9 @@ def test_whatever_the_loads_no_session_moves_twice_inside_the_cool_down_to_a_bus
         source, target = by_address[move.source], by_address[move.target]
         assert now_s - moved_s.get(number, -1e9) >= RULES.cool_down_s
         assert source.address == home
-        assert pending_tokens(target) < pending_tokens(source)
+        own = request.tokens if is_crowded(source, request.tokens) else 0  # it would wait there itself
+        assert pending_tokens(target) < pending_tokens(source) + own
+        assert has_room(target, request.tokens)
         assert target.healthy
         assert target.model == source.model
         moved_s[number] = now_s

@@ -1,9 +1,10 @@
 """Moving a session off a hot host: whether, to which endpoint, and how. It decides; what copies KV is elsewhere.
 
-A session stays where its context is cached until too many tokens wait for prefill there. Then its next request may
-send it to the endpoint of the same model with the fewest tokens waiting. Loads are what the router observes, never a
-predicted transfer time. Source: EAR, section 4.3. An operator may order a session elsewhere, or drain a whole endpoint:
-then the load, the context's size and the cool-down do not count.
+A session stays where its context is cached until too many tokens wait for prefill there, or it would itself wait for
+room in the KV cache. Then its next request may send it to the endpoint of the same model with the fewest tokens
+waiting. Loads are what the router observes, never a predicted transfer time. Source: EAR, section 4.3; that a full
+cache makes a host hot is ours. An operator may order a session elsewhere, or drain a whole endpoint: then the load,
+the context's size and the cool-down do not count.
 
 What moves is the context of one agent and the session's binding. Other agents that share its id stay where theirs are.
 """
@@ -18,7 +19,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from fairlead.core.facts import RequestFacts
-from fairlead.core.moves import How, Move, Stay, Why, may_host, pays, pending_tokens, way_between
+from fairlead.core.moves import How, Move, Stay, Why, is_crowded, may_host, pays, pending_tokens, way_between
 from fairlead.core.pool import Endpoint
 from fairlead.core.sessions import SessionTable
 
@@ -36,7 +37,7 @@ class Rules(msgspec.Struct, frozen=True):
     """When to move. Tokens are as the router estimates them, times are seconds.
 
     A host is hot with more than `hot_tokens` waiting for prefill, and more than `hot_ratio` times the median of the
-    other endpoints of its model.
+    other endpoints of its model; and for a context that its KV cache has no room for while others run.
     """
 
     hot_tokens: int = 16_384
@@ -95,7 +96,7 @@ class Planner:
             return None
         if session in self.orders or host.address in self.draining:
             found = self._as_ordered(request, session, host, endpoints, cached_tokens, now_s)
-        elif self._is_hot(host, endpoints):
+        elif self._is_hot(host, endpoints) or is_crowded(host, request.tokens):
             found = self._plan(request, session, host, endpoints, cached_tokens, now_s)
         else:
             return None
@@ -193,7 +194,7 @@ class Planner:
             return _STAYS["cooling"]
         if tokens < rules.least_tokens:
             return _STAYS["small"]
-        waiting = pending_tokens(host)
+        waiting = pending_tokens(host) + (tokens if is_crowded(host, tokens) else 0)
         target = self._least_loaded([e for e in endpoints if pending_tokens(e) < waiting], host, tokens)
         if target is None:
             return _STAYS["no_target"]

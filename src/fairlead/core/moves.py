@@ -50,19 +50,43 @@ def told(migration: Move | Stay | None) -> str:
 
 
 def pending_tokens(endpoint: Endpoint) -> int:
-    """Waiting for prefill there, sent by any sidecar."""
-    return endpoint.pending_prefill_tokens + endpoint.others_pending_prefill_tokens
+    """Waiting for prefill there, sent by any sidecar: for their turn, or for room in the KV cache.
+
+    The router takes a prompt that it believes cached for done at once. While the engine reports requests that wait and
+    has no room for one, these have not begun, and by then their context may be evicted: they count whole.
+    """
+    sent = endpoint.pending_prefill_tokens + endpoint.others_pending_prefill_tokens
+    waiting = endpoint.reported.waiting_requests
+    if not waiting:
+        return sent
+    prompt_tokens = endpoint.inflight_prompt_tokens + endpoint.others_inflight_prompt_tokens
+    mean = prompt_tokens // max(1, _requests(endpoint))
+    return max(sent, waiting * mean) if is_crowded(endpoint, mean) else sent
+
+
+def has_room(endpoint: Endpoint, tokens: int) -> bool:
+    """Whether a prompt of `tokens` finds room in the KV cache beside those that run, as far as the engine tells."""
+    said = endpoint.reported
+    return said.kv_capacity_tokens is None or said.kv_capacity_tokens * (1.0 - (said.kv_usage or 0.0)) >= tokens
+
+
+def is_crowded(endpoint: Endpoint, tokens: int) -> bool:
+    """Whether a prompt of `tokens` must wait until others end. What an idle engine said of its cache last is old."""
+    return _requests(endpoint) > 0 and not has_room(endpoint, tokens)
+
+
+def _requests(endpoint: Endpoint) -> int:
+    return endpoint.inflight_requests + endpoint.others_inflight_requests
 
 
 def may_host(target: Endpoint, host: Endpoint, tokens: int) -> bool:
     """Whether `target` can take a session of `host` with a context of `tokens`. What is not known speaks for it."""
     said, hosts = target.reported, host.reported
-    free = None if said.kv_capacity_tokens is None else said.kv_capacity_tokens * (1.0 - (said.kv_usage or 0.0))
     return (
         target is not host
         and target.model == host.model
         and target.healthy
-        and (free is None or free >= tokens)
+        and has_room(target, tokens)
         and (target.max_model_len is None or target.max_model_len >= tokens)
         and _alike(said.kv_block_tokens, hosts.kv_block_tokens)
         and _alike(said.kv_dtype, hosts.kv_dtype)
