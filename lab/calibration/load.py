@@ -13,7 +13,22 @@ from lab import words
 from lab.streamed import Took, streamed
 
 OUTPUT_TOKENS: Final = 16
+Session = Sequence[Sequence[int]]  # the prompts of its turns
+
 _FIRST_WORD: Final = 16  # below stand the special tokens and phrases
+
+
+def sessions_of(rng: Random, sessions: int, turns: int) -> list[Session]:
+    """Every turn repeats the prompt before and adds to it."""
+    made: list[Session] = []
+    for _ in range(sessions):
+        prompt = random_prompt(rng, rng.randrange(64, 1024))
+        session = [prompt]
+        for _ in range(turns - 1):
+            prompt = prompt + random_prompt(rng, rng.randrange(32, 256))
+            session.append(prompt)
+        made.append(session)
+    return made
 
 
 def random_prompt(rng: Random, tokens: int) -> list[int]:
@@ -30,22 +45,15 @@ async def at_once(client: httpx.AsyncClient, model: str, prompts: Sequence[Seque
     return await asyncio.gather(*[ask(client, model, prompt) for prompt in prompts])
 
 
-async def converse(
-    client: httpx.AsyncClient, model: str, rng: Random, sessions: int, turns: int, at_a_time: int
-) -> list[Took]:
-    """Sessions whose every turn repeats the prompt before and adds to it, `at_a_time` of them side by side.
-
-    Answers are in the order of sessions and turns, whenever they came.
-    """
-    waiting = iter(enumerate([Random(rng.random()) for _ in range(sessions)]))
+async def converse(client: httpx.AsyncClient, model: str, sessions: Sequence[Session], at_a_time: int) -> list[Took]:
+    """All turns of the sessions, `at_a_time` sessions side by side; answers in their order, whenever they came."""
+    waiting = iter(enumerate(sessions))
     took: dict[tuple[int, int], Took] = {}
 
     async def client_loop() -> None:
-        for session, its_rng in waiting:  # one iterator for all
-            prompt = random_prompt(its_rng, its_rng.randrange(64, 1024))
-            for turn in range(turns):
-                took[session, turn] = await ask(client, model, prompt)
-                prompt = prompt + random_prompt(its_rng, its_rng.randrange(32, 256))
+        for number, session in waiting:  # one iterator for all
+            for turn, prompt in enumerate(session):
+                took[number, turn] = await ask(client, model, prompt)
 
     await asyncio.gather(*[client_loop() for _ in range(at_a_time)])
     return [took[place] for place in sorted(took)]
