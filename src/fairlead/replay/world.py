@@ -81,9 +81,7 @@ class World(msgspec.Struct, frozen=True):
                 spec.address,
                 spec.model,
                 prefill_ms_per_token=spec.engine.prefill_ms_per_token,
-                decode_ms_per_token=spec.engine.step_overhead_ms
-                + spec.engine.decode_ms_per_step
-                + spec.engine.decode_ms_per_sequence,
+                decode_ms_per_token=spec.engine.decoding_step_ms(1),
                 max_model_len=spec.engine.max_model_len,
                 capability=self.retries.believed.get(spec.model, NEUTRAL),
                 region=spec.region,
