@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import product
 from multiprocessing import get_context
 from random import Random
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Final, Literal
 
 import msgspec
@@ -133,7 +133,11 @@ def tune(
             candidate, step, before = search.propose(), search.step, search.incumbent
             tried = slices(candidate, "tuning")
             ratio = compare(at_start, tried)  # with the start: small losses must not add up
-            accepted = _goes_on(incumbent, tried) and ratio.first_token.mean <= 1.0 + FIRST_TOKEN_TOLERANCE
+            gain, error = _gain(incumbent, tried)
+            expected = search.expected(candidate).with_seen(gain, error)
+            search.learn(candidate, gain, error)
+            better = expected.gain > max(_LEAST_GAIN, _STANDARD_ERRORS * expected.error)
+            accepted = better and ratio.first_token.mean <= 1.0 + FIRST_TOKEN_TOLERANCE
             if accepted:
                 search.accept(candidate)
                 incumbent = tried
@@ -160,11 +164,10 @@ def compare(before: Sequence[Slice], after: Sequence[Slice]) -> Comparison:
     return Comparison(Estimate(*map(math.exp, total)), Estimate(*map(math.exp, first_token)))
 
 
-def _goes_on(before: Sequence[Slice], after: Sequence[Slice]) -> bool:
+def _gain(before: Sequence[Slice], after: Sequence[Slice]) -> tuple[float, float]:
+    """The mean over slices, of the logarithm of p95, and its standard error."""
     gains = [b.log_total_ms - a.log_total_ms for b, a in zip(before, after, strict=True)]
-    mean = fmean(gains)
-    error = math.sqrt(fmean((gain - mean) ** 2 for gain in gains) / (len(gains) - 1))
-    return mean > max(_LEAST_GAIN, _STANDARD_ERRORS * error)
+    return fmean(gains), stdev(gains) / math.sqrt(len(gains))
 
 
 def _p95s(slices: Sequence[Slice]) -> tuple[float, float]:

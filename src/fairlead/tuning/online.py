@@ -17,7 +17,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from random import Random
-from statistics import fmean, median
+from statistics import median
 from typing import Final, Literal
 
 import msgspec
@@ -26,7 +26,7 @@ from fairlead.core.evolution import Box, Weights
 from fairlead.core.feedback import Outcome
 from fairlead.core.ranking import Policy
 from fairlead.core.router import Decision
-from fairlead.tuning.fair import p95s_ms
+from fairlead.tuning.evidence import Evidence, Noise, clipped_log_ratio, fair_p95s_ms, log_ratio
 from fairlead.tuning.search import Search
 from fairlead.tuning.weights import weights_of, with_weights
 from fairlead.tuning.window import NO_LIMITS, Limits, Measure, Window
@@ -35,10 +35,9 @@ KEPT_TRIALS: Final = 200
 _EXPECTED_NOISE: Final = 0.1  # of the logarithm of a window's p95, until the incumbent's own windows have shown it
 _EXPECTED_SEEN_NOISE: Final = 0.2  # with lengths as they came, which is what the guard looks at
 _HELD_TO: Final = 9  # windows of an incumbent, whose median it is held to
+_LEAST_ROUNDS: Final = 2  # of a candidate that is accepted: one may be a burst
 _STRIKES: Final = 2  # windows in a row beyond the guard, before an incumbent gives way: one may be a burst
 _BEYOND_NOISE: Final = 3.0  # standard deviations: below it even a passed guard says nothing
-_NOISE_KEPT: Final = 0.9  # of what is known of the noise, at each further pair: traffic changes
-_CLIPPED: Final = 1.0  # of a difference of logarithms: one infinite p95 must not decide for all rounds
 
 Verdict = Literal["accepted", "rejected", "first_token", "guard", "rolled_back"]
 State = Literal["warming", "tuning", "frozen"]
@@ -68,29 +67,16 @@ class Trial(msgspec.Struct, frozen=True):
     candidate: Weights
     incumbent: Weights
     rounds: int
-    gain: float | None  # None: no window was completed
+    gain: float | None  # of its own rounds; None: no round was completed
     gain_error: float | None  # its standard error
+    expected_gain: float | None  # after the trials before and these rounds; what the verdict is about
+    expected_error: float | None
     p95_ms: float | None  # of the candidate's last window
     incumbent_p95_ms: float | None
     first_token_p95_ms: float | None
     incumbent_first_token_p95_ms: float | None
     step: float
     verdict: Verdict
-
-
-class _Noise:
-    """How far two windows under the same weights are apart, as the standard deviation of one; the latest count most."""
-
-    def __init__(self, expected: float) -> None:
-        self._sum, self._weight = expected**2, 1.0
-
-    @property
-    def deviation(self) -> float:
-        return math.sqrt(self._sum / self._weight)
-
-    def add(self, difference: float) -> None:
-        self._sum = self._sum * _NOISE_KEPT + difference**2 / 2  # each of the two has its noise
-        self._weight = self._weight * _NOISE_KEPT + 1.0
 
 
 class OnlineTuner:
@@ -111,15 +97,14 @@ class OnlineTuner:
         self.applies = apply
         self._measuring: Weights = self.home
         self._window: Window | None = None
-        self._candidate: Weights | None = None  # being tried, over one round or several
+        self._trial: Evidence | None = None  # of the candidate that is being tried, over one round or several
         self._candidate_measure: Measure | None = None  # of the round under way
-        self._gains: list[float] = []  # one a round
-        self._first_token_gains: list[float] = []
         self._first_token_loss = 0.0  # of the logarithm of p95, by all that was accepted since the configured weights
         self._incumbent_measures: deque[Measure] = deque(maxlen=_HELD_TO)
+        self._home_measures: Sequence[Measure] = ()  # under the configured weights, before others were accepted
         self._strikes = 0
         self._frozen_by_hand = False
-        self._noise, self._seen_noise = _Noise(_EXPECTED_NOISE), _Noise(_EXPECTED_SEEN_NOISE)
+        self._noise, self._seen_noise = Noise(_EXPECTED_NOISE), Noise(_EXPECTED_SEEN_NOISE)
 
     @property
     def incumbent(self) -> Weights:
@@ -133,7 +118,7 @@ class OnlineTuner:
 
     @property
     def candidate(self) -> Weights | None:
-        return self._candidate
+        return self._trial.candidate if self._trial is not None else None
 
     @property
     def noise(self) -> float:
@@ -162,22 +147,23 @@ class OnlineTuner:
             self._guard_crossed(decided, now_s)
         elif full:
             self._measured(window.measure(now_s), decided, now_s)
-        elif self.state == "frozen" and self._trying:
-            self._candidate = None
+        elif self.state == "frozen" and self._trying is not None:
+            self._trial = None
             self._begin(self.incumbent, decided)
         if self._measuring == before or not self.applies:
             return None
         return with_weights(self._policy, self._measuring)
 
     @property
-    def _trying(self) -> bool:
-        return self._candidate is not None and self._measuring == self._candidate
+    def _trying(self) -> Evidence | None:
+        """The trial whose candidate is in force."""
+        return self._trial if self.candidate == self._measuring else None
 
     def _measured(self, measure: Measure | None, decided: int, now_s: float) -> None:
         """A window is complete; None if it says nothing, and then it begins again."""
         if measure is None:
             self._begin(self._measuring, decided)
-        elif self._trying:
+        elif self._trying is not None:
             self._candidate_measure = measure
             self._begin(self.incumbent, decided)
         else:
@@ -197,54 +183,57 @@ class OnlineTuner:
         self._strikes = 0
         if before is not None and now_s - before.closed_s <= self._settings.stale_s:
             self._learn_noise(before, after)
-            if tried is not None and self._candidate is not None:
-                self._judge(self._candidate, (before, tried, after), decided, now_s)
+            if tried is not None and self._trial is not None and self.state != "frozen":
+                self._trial.add((before, tried, after))
+                self._judge(self._trial, decided, now_s, tried)
         if self.state == "frozen" or self._search.converged:
             self.state = "frozen"
-            self._candidate = None
-        elif self._candidate is None:
-            self._candidate = self._search.propose()
-            self._gains, self._first_token_gains = [], []
-        known = self._candidate is not None and measures  # else the incumbent is new, or there is nothing to try
-        self._begin(self._candidate if known and self._candidate is not None else self.incumbent, decided)
+            self._trial = None
+        elif self._trial is None:
+            candidate = self._search.propose()
+            self._trial = Evidence(candidate, self._search.expected(candidate))
+        known = self._trial is not None and measures  # else the incumbent is new, or there is nothing to try
+        self._begin(self._trial.candidate if known and self._trial is not None else self.incumbent, decided)
 
-    def _judge(
-        self, candidate: Weights, measures: tuple[Measure, Measure, Measure], decided: int, now_s: float
-    ) -> None:
+    def _judge(self, trial: Evidence, decided: int, now_s: float, tried: Measure) -> None:
         """One more round is complete: take the candidate, leave it, or let it be tried again."""
-        _, tried, _ = measures
-        self._gains.append(_gain(*_p95s_ms(measures)))
-        seen = [m.first_token_p95_ms for m in measures if m.first_token_p95_ms is not None]
-        if len(seen) == len(measures):
-            self._first_token_gains.append(_gain(*seen))
-        gain, rounds = fmean(self._gains), len(self._gains)
-        if gain > max(self._settings.confidence * self._error(rounds), self._settings.tolerance):
-            loss = self._first_token_loss - (fmean(self._first_token_gains) if self._first_token_gains else 0.0)
+        gain, error = trial.expected(self._noise)
+        sure = trial.rounds >= _LEAST_ROUNDS and gain > self._settings.confidence * error
+        if sure and gain > self._settings.tolerance:
+            loss = self._first_token_loss - trial.first_token_gain
             later = loss > math.log1p(self._settings.first_token_tolerance)
             if not later:
                 self._first_token_loss = max(0.0, loss)
-            self._close("first_token" if later else "accepted", candidate, decided, now_s, tried)
-        elif gain <= self._settings.tolerance or rounds == self._settings.most_rounds:
-            self._close("rejected", candidate, decided, now_s, tried)
+            self._close("first_token" if later else "accepted", trial, decided, now_s, tried)
+        elif gain <= self._settings.tolerance or trial.rounds == self._settings.most_rounds:
+            self._close("rejected", trial, decided, now_s, tried)
 
     def _close(
-        self, verdict: Verdict, candidate: Weights, decided: int, now_s: float, tried: Measure | None = None
+        self, verdict: Verdict, trial: Evidence, decided: int, now_s: float, tried: Measure | None = None
     ) -> None:
         """The candidate's trial ends."""
-        self._note(verdict, candidate, decided, now_s, tried)
+        self._note(verdict, trial.candidate, decided, now_s, trial, tried)
+        if trial.rounds:
+            gain = min(trial.gain, trial.first_token_gain) if verdict == "first_token" else trial.gain
+            self._search.learn(trial.candidate, gain, trial.error(self._noise))
         if verdict == "accepted" and self.applies:
-            self._search.accept(candidate)
+            if self.incumbent == self.home:
+                self._home_measures = tuple(self._incumbent_measures)
+            self._search.accept(trial.candidate)
             self._incumbent_measures.clear()
             if tried is not None:
                 self._incumbent_measures.append(tried)
         else:
             self._search.reject()
-        self._candidate = None
+        self._trial = None
 
     def _guard_crossed(self, decided: int, now_s: float) -> None:
         """The p95 of the window is certain to pass the guard: the candidate's, or that of weights accepted earlier."""
-        if self._trying:
-            self._close("guard", self._measuring, decided, now_s)
+        trial = self._trying
+        if trial is not None:
+            loss = math.log(self._guard())  # at least so much; or it was a burst
+            self._search.learn(trial.candidate, -loss, loss / 2)
+            self._close("guard", trial, decided, now_s)
         else:
             self._strikes += 1
             self._candidate_measure = None
@@ -253,7 +242,7 @@ class OnlineTuner:
             self._note("rolled_back", self.home, decided, now_s)
             self._search.restart(self.home)
             self._first_token_loss = 0.0
-            self._candidate = None
+            self._trial = None
             self._forget()
             self.state = "frozen" if self._frozen_by_hand else "tuning"
         self._begin(self.incumbent, decided)
@@ -262,18 +251,24 @@ class OnlineTuner:
         """Put `weights` in force and measure them next."""
         wash_out = self._settings.wash_out if weights != self._measuring else 0
         self._measuring = weights
-        limits = self._limits() if self._trying or weights != self.home else NO_LIMITS
+        limits = self._limits() if self._trying is not None or weights != self.home else NO_LIMITS
         self._window = Window(decided + 1 + wash_out, self._settings.window, limits)
 
     def _limits(self) -> Limits:
-        """What no weights may pass: the guard over what the incumbent's windows were."""
+        """What no weights may pass: the guard over what the incumbent's windows were.
+
+        Where the load rises, a candidate may be as late as the incumbent was just now; and weights that were accepted
+        need not give way to configured ones that were later themselves.
+        """
         measures = self._incumbent_measures
         if not measures:
             return NO_LIMITS
-        first_tokens = [m.first_token_p95_ms for m in measures if m.first_token_p95_ms is not None]
-        first_token_ms = median(first_tokens) if first_tokens else math.inf
+        also = [measures[-1]] if self._trying is not None else self._home_measures
         guard = self._guard()
-        return Limits(guard * median(m.p95_ms for m in measures), guard * first_token_ms)
+        return Limits(
+            guard * max(_usual_ms([m.p95_ms for m in each]) for each in (measures, also)),
+            guard * max(_usual_ms([m.first_token_p95_ms for m in each]) for each in (measures, also)),
+        )
 
     def _guard(self) -> float:
         return max(self._settings.guard, math.exp(_BEYOND_NOISE * self._seen_noise.deviation))
@@ -281,65 +276,53 @@ class OnlineTuner:
     def _changed(self, measure: Measure) -> bool:
         """The traffic is not the one that the incumbent was frozen under."""
         usual_ms = median(m.p95_ms for m in self._incumbent_measures)
-        return abs(_log_ratio(measure.p95_ms, usual_ms)) > math.log(self._guard())
+        return abs(log_ratio(measure.p95_ms, usual_ms)) > math.log(self._guard())
 
     def _forget(self) -> None:
         """The traffic is another now, or the weights are: what windows came to says nothing any more."""
         self._incumbent_measures.clear()
-        self._noise, self._seen_noise = _Noise(_EXPECTED_NOISE), _Noise(_EXPECTED_SEEN_NOISE)
+        self._noise, self._seen_noise = Noise(_EXPECTED_NOISE), Noise(_EXPECTED_SEEN_NOISE)
 
     def _learn_noise(self, before: Measure, after: Measure) -> None:
-        self._noise.add(_clipped_log_ratio(*_p95s_ms((after, before))))
-        self._seen_noise.add(_clipped_log_ratio(after.p95_ms, before.p95_ms))
-
-    def _error(self, rounds: int) -> float:
-        """Standard error of the mean gain: a candidate's window against the mean of two of the incumbent's."""
-        return self.noise * math.sqrt(1.5 / rounds)
+        self._noise.add(clipped_log_ratio(*fair_p95s_ms((after, before))))
+        self._seen_noise.add(clipped_log_ratio(after.p95_ms, before.p95_ms))
 
     def _note(
-        self, verdict: Verdict, candidate: Weights, decided: int, now_s: float, tried: Measure | None = None
+        self,
+        verdict: Verdict,
+        candidate: Weights,
+        decided: int,
+        now_s: float,
+        trial: Evidence | None = None,
+        tried: Measure | None = None,
     ) -> None:
         self.verdicts[verdict] += 1
         held_to = self._incumbent_measures[-1] if self._incumbent_measures else None
-        rounds = len(self._gains)
-        trial = Trial(
-            number=self.verdicts.total(),
-            decided=decided,
-            at_s=now_s,
-            candidate=candidate,
-            incumbent=self.incumbent,
-            rounds=rounds,
-            gain=fmean(self._gains) if rounds else None,
-            gain_error=self._error(rounds) if rounds else None,
-            p95_ms=tried.p95_ms if tried is not None else None,
-            incumbent_p95_ms=held_to.p95_ms if held_to is not None else None,
-            first_token_p95_ms=tried.first_token_p95_ms if tried is not None else None,
-            incumbent_first_token_p95_ms=held_to.first_token_p95_ms if held_to is not None else None,
-            step=self._search.step,
-            verdict=verdict,
+        shown = trial if trial is not None and trial.rounds else None
+        expected = shown.expected(self._noise) if shown is not None else None
+        self.trials.append(
+            Trial(
+                number=self.verdicts.total(),
+                decided=decided,
+                at_s=now_s,
+                candidate=candidate,
+                incumbent=self.incumbent,
+                rounds=shown.rounds if shown is not None else 0,
+                gain=shown.gain if shown is not None else None,
+                gain_error=shown.error(self._noise) if shown is not None else None,
+                expected_gain=expected.gain if expected is not None else None,
+                expected_error=expected.error if expected is not None else None,
+                p95_ms=tried.p95_ms if tried is not None else None,
+                incumbent_p95_ms=held_to.p95_ms if held_to is not None else None,
+                first_token_p95_ms=tried.first_token_p95_ms if tried is not None else None,
+                incumbent_first_token_p95_ms=held_to.first_token_p95_ms if held_to is not None else None,
+                step=self._search.step,
+                verdict=verdict,
+            )
         )
-        self.trials.append(trial)
 
 
-def _p95s_ms(measures: Sequence[Measure]) -> Sequence[float]:
-    """Of time to the end; with equal lengths of prompts and answers where they are known."""
-    fair = p95s_ms([measure.sample for measure in measures])
-    return [measure.p95_ms for measure in measures] if fair is None else fair
-
-
-def _gain(before_ms: float, tried_ms: float, after_ms: float) -> float:
-    """How much smaller than the mean of its neighbours, in logarithms."""
-    return (_clipped_log_ratio(before_ms, tried_ms) + _clipped_log_ratio(after_ms, tried_ms)) / 2
-
-
-def _clipped_log_ratio(above_ms: float, below_ms: float) -> float:
-    return max(-_CLIPPED, min(_CLIPPED, _log_ratio(above_ms, below_ms)))
-
-
-def _log_ratio(above_ms: float, below_ms: float) -> float:
-    """log(above / below), of times that may be 0 or infinite; equal ones are equal."""
-    if above_ms == below_ms:
-        return 0.0
-    if above_ms == 0.0 or below_ms == math.inf:
-        return -math.inf
-    return math.log(above_ms / below_ms) if below_ms > 0.0 else math.inf
+def _usual_ms(times_ms: Sequence[float | None]) -> float:
+    """The median of those that are known; infinite where none is."""
+    known = [each for each in times_ms if each is not None]
+    return median(known) if known else math.inf
