@@ -58,7 +58,7 @@ def test_a_redirected_request_goes_to_the_target_and_may_fall_back_to_its_host(c
     assert decision.addresses == (target.address, world.host.address, world.others[0].address)
     assert decision.why == "migration"
     assert decision.ticket.endpoint is target
-    assert decision.best[0].address == target.address
+    assert decision.best[0].candidate.address == target.address
     assert world.lives_at() == target.address
 
 

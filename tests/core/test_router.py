@@ -79,10 +79,12 @@ def test_fallbacks_are_of_the_chosen_model_and_at_most_as_many_as_configured() -
 def test_a_decision_can_be_explained() -> None:
     world = World()
     world.endpoint("a:1", "small", right=0.5, prefill_ms_per_token=0.1, decode_ms_per_token=10.0, rtt_ms=3.0)
-    (choice,) = world.pick(tokens=1000, max_output_tokens=10).best
-    assert choice.terms is not None
-    assert choice.terms.total_ms() == pytest.approx((3 + 100 + 100) / 0.5)
-    assert choice.score == pytest.approx(choice.terms.total_ms())
+    decision = world.pick(tokens=1000, max_output_tokens=10)
+    (choice,) = decision.best
+    terms = decision.terms(choice)
+    assert terms is not None
+    assert terms.total_ms() == pytest.approx((3 + 100 + 100) / 0.5)
+    assert choice.score == pytest.approx(terms.total_ms())
 
 
 def test_a_request_without_a_model_goes_to_sglang_where_the_pool_has_it() -> None:

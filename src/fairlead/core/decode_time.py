@@ -67,7 +67,7 @@ def _fitted(samples: list[Sample], prefill_ms_per_token: float) -> Line:
     vector = [0.0] * 3
     for one in samples:
         inputs = (1.0, one.beside_requests, one.prefilled_tokens)
-        weight = 1 / one.ms_per_token**2
+        weight = 1 / max(one.ms_per_token, 0.1 * typical_ms) ** 2  # an absurd one must not outweigh all others
         for i in range(3):
             vector[i] += weight * inputs[i] * one.ms_per_token
             for j in range(3):

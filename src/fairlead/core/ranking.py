@@ -42,7 +42,7 @@ class Policy(Protocol):
         """Every candidate, best first; `candidates` is never empty."""
         ...
 
-    def explain(self, request: RequestFacts, candidate: Candidate) -> CostTerms | None:
+    def explain(self, candidate: Candidate) -> CostTerms | None:
         """The terms of a candidate's cost, or None for a rule that does not reckon in milliseconds."""
         ...
 

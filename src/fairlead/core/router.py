@@ -29,15 +29,6 @@ FlipRefused = Literal["target_restarted", "target_unhealthy", "session_gone"]
 SHOWN_CANDIDATES = 8  # of a decision, in the log; a decision over 1,000 endpoints must not keep 1,000 costs
 
 
-class Choice(msgspec.Struct, frozen=True, gc=False):
-    """One candidate of a decision, for people: its score under the policy and, where it has one, its cost in terms."""
-
-    address: str
-    model: str
-    score: float
-    terms: CostTerms | None
-
-
 class Decision(msgspec.Struct, frozen=True, gc=False):
     """Where a request goes and why. `addresses` holds the choice and, after it, the fallbacks of the same model."""
 
@@ -49,11 +40,17 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     queued_tokens: int  # waiting for prefill there before this request
     rtt_ms: float
     considered: int
-    best: tuple[Choice, ...]
+    best: tuple[Ranked, ...]  # candidates, for people
+    policy: Policy  # that ranked them
     number: int  # of this router's decisions, from 1
     form: int = 0  # of the prompt, where it could take others; 0 is the request's own
     form_tokens: int = 0  # cached at the chosen endpoint in this form, beyond those of the request's own
     migration: Move | Stay | None = None  # of the request's session; None: nothing spoke for a move
+
+    def terms(self, ranked: Ranked) -> CostTerms | None:
+        """The cost of one of the best in terms, where the policy has one; not needed to decide, so made when asked."""
+        return self.policy.explain(ranked.candidate)
+
     strayed: bool = False  # to where its own context is, though its session has moved elsewhere
 
 
@@ -142,7 +139,7 @@ class Router:
             if isinstance(migration, Move) and migration.redirects:
                 why, target = "migration", migration.target
                 ranked = sorted(ranked, key=lambda r: r.candidate.address != target)
-                best = tuple(sorted(best, key=lambda choice: choice.address != target))
+                best = tuple(sorted(best, key=lambda r: r.candidate.address != target))
                 first = ranked[0].candidate
                 cached = migration.tokens if migration.how == "pull" else first.cached_tokens
         uncached = request.tokens - cached
@@ -166,6 +163,7 @@ class Router:
             rtt_ms=first.rtt_ms,
             considered=len(options),
             best=best,
+            policy=self.policy,
             number=self._decisions,
             form=forms.get(first.address, 0),
             form_tokens=int((held.get(first.address, 0) - own.get(first.address, 0)) * request.block_tokens),
@@ -237,20 +235,18 @@ class Router:
         first = endpoints[0]
         addresses = tuple([endpoint.address for endpoint in endpoints[: 1 + self.fallbacks]])
         ticket = self._take(first, 0, 0)
-        return Decision(addresses, first.model, "fallback", ticket, 0, 0, 0.0, len(endpoints), (), self._decisions)
+        return Decision(
+            addresses, first.model, "fallback", ticket, 0, 0, 0.0, len(endpoints), (), self.policy, self._decisions
+        )
 
     def _rank(
         self, request: RequestFacts, options: list[Candidate]
-    ) -> tuple[Sequence[Ranked], Why, tuple[Choice, ...]]:
+    ) -> tuple[Sequence[Ranked], Why, tuple[Ranked, ...]]:
         policy = self.policy
         try:
             ranked, why = policy.rank(request, options, self._rng)
-            best = [
-                Choice(r.candidate.address, r.candidate.model, r.score, policy.explain(request, r.candidate))
-                for r in ranked[:SHOWN_CANDIDATES]
-            ]
             if len(ranked) == len(options):
-                return ranked, why, tuple(best)
+                return ranked, why, tuple(ranked[:SHOWN_CANDIDATES])
             self.last_policy_failure = f"{type(policy).__name__} ranked {len(ranked)} of {len(options)} candidates"
         except Exception:  # a fault of ours must not be the client's: serve the request, keep the cause for the log
             self.last_policy_failure = traceback.format_exc(limit=-8)

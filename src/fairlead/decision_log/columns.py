@@ -75,7 +75,7 @@ class Anonymous:
     def row(self, ended: Ended, models: Collection[str]) -> tuple[Any, ...]:
         """Values in the order of COLUMNS; `models` are the pool's."""
         request, decision, outcome = ended.request, ended.decision, ended.outcome
-        terms = decision.best[0].terms if decision.best else None
+        terms = decision.terms(decision.best[0]) if decision.best else None
         counted = outcome.prompt_tokens
         return (
             ended.ended_s - outcome.total_ms / 1e3,

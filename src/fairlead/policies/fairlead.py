@@ -52,7 +52,7 @@ class Fairlead(Rule, frozen=True):
         order = least_first(candidates, cost_ms, tie_width=self.tie_ms)
         return Ranking(order, "affinity" if order[0].candidate.is_host else "cost")
 
-    def explain(self, request: RequestFacts, candidate: Candidate) -> CostTerms:  # noqa: ARG002
+    def explain(self, candidate: Candidate) -> CostTerms:
         c = candidate
         stalled = 1 + self.crowd_weight * c.least_inflight_requests + self.stall_weight * c.inflight_requests
         return CostTerms(

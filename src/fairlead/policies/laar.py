@@ -33,10 +33,10 @@ class Laar(Rule, frozen=True):
 
         return Ranking(least_first(candidates, cost))
 
-    def explain(self, request: RequestFacts, candidate: Candidate) -> CostTerms:
+    def explain(self, candidate: Candidate) -> CostTerms:
         return CostTerms(
             rtt_ms=0.0,
-            prefill_ms=candidate.prefill_ms_per_token * request.tokens,
+            prefill_ms=candidate.prefill_ms_per_token * (candidate.cached_tokens + candidate.uncached_tokens),
             queue_ms=candidate.prefill_ms_per_token * self.alpha * candidate.inflight_prompt_tokens,
             decode_ms=0.0,
             success_probability=candidate.success_probability,

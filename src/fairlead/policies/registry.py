@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from fairlead.core.cost import CostTerms
-from fairlead.core.facts import RequestFacts
 from fairlead.core.feedback import Tuner
 from fairlead.core.pool import Candidate
 from fairlead.core.ranking import Policy
@@ -19,7 +18,7 @@ from fairlead.core.ranking import Policy
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every policy: its fields are the parameters that a configuration may set."""
 
-    def explain(self, request: RequestFacts, candidate: Candidate) -> CostTerms | None:  # noqa: ARG002
+    def explain(self, candidate: Candidate) -> CostTerms | None:  # noqa: ARG002
         """No cost in milliseconds, unless the policy says otherwise."""
         return None
 

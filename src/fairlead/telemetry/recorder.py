@@ -17,7 +17,8 @@ from fairlead.core.facts import RequestFacts
 from fairlead.core.learning import Observation
 from fairlead.core.lengths import BUCKETS
 from fairlead.core.moves import told
-from fairlead.core.router import Choice, Decision
+from fairlead.core.ranking import Policy, Ranked
+from fairlead.core.router import Decision
 
 if TYPE_CHECKING:  # it knows the configuration, which need not be loaded to count
     from fairlead.decision_log.log import DecisionLog
@@ -64,7 +65,8 @@ class DecisionRecord(msgspec.Struct, frozen=True, gc=False):
     endpoints: tuple[str, ...]
     why: str
     considered: int
-    best: tuple[Choice, ...]
+    best: tuple[Ranked, ...]
+    policy: Policy
     migration: str  # of its session: how and whereto, or why it stays on a hot host; empty: nothing spoke for a move
 
 
@@ -113,7 +115,7 @@ class Recorder:
         counts.prompt_tokens += request.tokens
         counts.prefix_hit_tokens += decision.cached_tokens
         self.decision_seconds.observe(duration_s)
-        terms = best[0].terms if best else None
+        terms = decision.terms(best[0]) if best else None
         if terms is not None:
             cost_ms = self.cost_ms
             cost_ms["rtt"].observe(terms.rtt_ms)
@@ -136,6 +138,7 @@ class Recorder:
                 why=decision.why,
                 considered=decision.considered,
                 best=best,
+                policy=decision.policy,
                 migration=told(decision.migration),
             )
         )
