@@ -64,7 +64,7 @@ COLUMNS = (
     Column("Amplification", "amplification", 2),
 )
 E2E_P90, CACHED, TURN, AMPLIFICATION = COLUMNS[3], COLUMNS[4], COLUMNS[8], COLUMNS[9]
-VARIED = ("lmetric", "session_affinity", "unified", "ear", "fairlead")
+VARIED = ("lmetric", "session_affinity", "unified", "ear", "ear+pull", "fairlead")
 PUBLISHED = (
     ("load-balance", "54.1", "", "", "", ""),
     ("LMetric", "56.9", "24.8", "14.0", "31.3", "about 8"),

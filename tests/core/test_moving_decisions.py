@@ -160,6 +160,12 @@ def test_where_another_sidecar_has_moved_the_session_all_its_agents_go() -> None
     assert {world.decide(22, agent=agent).addresses[0] for agent in (1, 2)} == {third.address}
 
 
+def test_no_agent_goes_back_to_a_draining_endpoint_that_its_session_has_left() -> None:
+    world = Shared("mooncake")
+    world.router.planner.draining.add(world.host.address)
+    assert world.decide(21, agent=2).addresses[0] == world.move.target
+
+
 def test_an_agent_whose_context_is_nowhere_goes_where_its_session_lives() -> None:
     world = Shared("shared")
     world.router.index.forget(world.host.address)

@@ -161,14 +161,14 @@ class Planner:
         """Where the request belongs, whose session is bound to `bound`: there, or where its own context stayed.
 
         Agents that share a session's id share little of their contexts, and a move takes one of them along. The others
-        are served where theirs are until they move themselves. What another sidecar moved lives where that one says:
-        the prefix index does not know of its copy.
+        are served where theirs are until they move themselves or that endpoint drains. What another sidecar moved lives
+        where that one says: the prefix index does not know of its copy.
         """
         if request.session is None or not self._sessions.was_moved_here(request.session):
             return bound
         model = next((e.model for e in endpoints if e.address == bound), None)
         stayed = max(
-            [e.address for e in endpoints if e.model == model],
+            [e.address for e in endpoints if e.model == model and e.address not in self.draining],
             key=lambda address: cached_tokens.get(address, 0),
             default=bound,
         )

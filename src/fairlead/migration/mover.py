@@ -16,7 +16,6 @@ import aiohttp
 import structlog
 
 from fairlead.core.facts import RequestFacts
-from fairlead.core.migration import Outcome
 from fairlead.core.moves import Move
 from fairlead.core.pool import Endpoint
 from fairlead.core.router import Router
@@ -48,7 +47,10 @@ class MoverCounts:
 
 
 class Mover:
-    """`decided` tells whether the shared store, where there is one, has settled a session's last binding."""
+    """Copies what the planner says, and tells it how each copy ended.
+
+    `decided` tells whether the shared store, where there is one, has settled a session's last binding.
+    """
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class Mover:
     def offer(self, move: Move, request: RequestFacts, path: str, body: bytes) -> None:
         """Begin the copy of `move`, which `request` caused. Never waits and never raises."""
         if len(body) > MOST_BODY_BYTES:
-            self._end(move, "dropped", "too_large")
+            self._drop(move, "too_large")
             return
         copy = asyncio.create_task(self._copy(move, request, path, body), name=f"copy {move.source} {move.target}")
         self._copies.add(copy)
@@ -103,16 +105,14 @@ class Mover:
             del parts
             await self._copy_and_flip(move, request, source, ids)
         except NotMovedError as error:
-            self._end(move, "dropped", error.reason)
+            self._drop(move, error.reason)
         except TransferError as error:
-            self.counts.failed[error.stage, error.reason] += 1
-            self._router.planner.ended(move, self._clock_s(), "failed")
+            self._fail(move, error.stage, error.reason)
         except asyncio.CancelledError:
-            self._end(move, "dropped", "stopped")
+            self._drop(move, "stopped")
             raise
         except Exception:  # a fault of ours: counted and told, and the session stays
-            self.counts.failed["confirm", "fault"] += 1
-            self._router.planner.ended(move, self._clock_s(), "failed")
+            self._fail(move, "confirm", "fault")
             log.exception("a copy failed by a fault of ours", source=move.source, target=move.target)
 
     async def _copy_and_flip(self, move: Move, request: RequestFacts, source: Endpoint, all_ids: list[int]) -> None:
@@ -150,9 +150,13 @@ class Mover:
     def _party(self, address: str) -> Party:
         return Party(address, self._bootstraps().get(address, ""))
 
-    def _end(self, move: Move, outcome: Outcome, reason: str) -> None:
+    def _drop(self, move: Move, reason: str) -> None:
         self.counts.dropped[reason] += 1
-        self._router.planner.ended(move, self._clock_s(), outcome)
+        self._router.planner.ended(move, self._clock_s(), "dropped")
+
+    def _fail(self, move: Move, stage: Stage, reason: str) -> None:
+        self.counts.failed[stage, reason] += 1
+        self._router.planner.ended(move, self._clock_s(), "failed")
 
     def _count(self, copied: Copied, model: str) -> None:
         tokens = copied.tokens if copied.transferred_tokens is None else copied.transferred_tokens
