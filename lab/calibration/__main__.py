@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from random import Random
-from statistics import fmean
+from statistics import fmean, median
 from typing import Final
 
 import httpx
@@ -38,7 +38,7 @@ from lab.streamed import Took
 
 _FITTED: Final = tuple(product((64, 256, 1024), (1, 2)))  # prompt tokens, requests at once
 _OTHERS: Final = (*product((128, 512, 1536), (1, 2)), *product((64, 128, 256, 512, 1024, 1536), (4, 8)))
-_FITTED_REPEATS, _OTHER_REPEATS, _SESSION_REPEATS = 25, 9, 5
+_BATCH_REPEATS, _SESSION_REPEATS = 15, 5
 _SESSIONS, _TURNS = 40, 4
 _AT_A_TIME: Final = (1, 4, 8)
 _KV_TOKENS: Final = 1 << 20  # more than the sessions need: neither engine evicts
@@ -55,7 +55,8 @@ def main() -> None:
         out = command.results_folder(options.out)
         machine = this_machine()
         sessions = sessions_of(Random(f"{options.seed} sessions"), _SESSIONS, _TURNS)
-        fitted, others, real = asyncio.run(_measured(options.model, options.seed, sessions))
+        batches, spread, real = asyncio.run(_measured(options.model, options.seed, sessions))
+        fitted, others = batches[: len(_FITTED)], batches[len(_FITTED) :]
         _write(options.model, others, out / "held-out.csv")
         engine = _calibrated(options.model, fitted, out)
         parameters = replace(
@@ -67,42 +68,42 @@ def main() -> None:
         conversed = [Conversed(each, took, modelled(parameters, sessions, each)) for each, took in real.items()]
         asked = f"python -m lab.calibration {options.model} --seed {options.seed}"
         facts = machine_facts(asked, options.seed, machine, os.getloadavg()[0])
-        command.show(markdown(options.model, facts, engine, fitted, others, conversed), out / "calibration.md")
+        command.show(markdown(options.model, facts, engine, fitted, others, spread, conversed), out / "calibration.md")
 
 
 async def _measured(
     model: str, seed: int, sessions: Sequence[Session]
-) -> tuple[list[Case], list[Case], dict[int, list[Took]]]:
-    """On one real server: the batches to fit, the other batches, and the sessions by how many went side by side."""
+) -> tuple[list[Case], float, dict[int, list[Took]]]:
+    """On one real server: the batches and their spread, and the sessions by how many went side by side."""
     rng = Random(seed)
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:
         async with (
             LabEngines([model], Path(name)) as engines,
             client_of(f"http://{engines.running[0].address}") as client,
         ):
-            fitted = await _batches(client, model, rng, _FITTED, _FITTED_REPEATS)
-            others = await _batches(client, model, rng, _OTHERS, _OTHER_REPEATS)
-            return fitted, others, {each: await _conversed(client, model, sessions, each) for each in _AT_A_TIME}
+            batches, spread = await _batches(client, model, rng)
+            return batches, spread, {each: await _conversed(client, model, sessions, each) for each in _AT_A_TIME}
 
 
-async def _batches(
-    client: httpx.AsyncClient, model: str, rng: Random, kinds: Sequence[tuple[int, int]], repeats: int
-) -> list[Case]:
-    """Of the means over each kind of batch the least of all repeats, which are spread over the whole time.
+async def _batches(client: httpx.AsyncClient, model: str, rng: Random) -> tuple[list[Case], float]:
+    """Of the means over each kind of batch the least of all repeats, each spread over the whole time.
 
     Each time by itself: on a busy machine the first tokens of an answer may wait and come together with the last.
+    With them the spread: by what factor the median repeat took longer than the shortest.
     """
+    kinds = (*_FITTED, *_OTHERS)
     seen: dict[tuple[int, int], list[tuple[float, float]]] = {kind: [] for kind in kinds}
-    for _, (prompt_tokens, batch) in product(range(repeats), kinds):
+    for _, (prompt_tokens, batch) in product(range(_BATCH_REPEATS), kinds):
         took = await at_once(client, model, [random_prompt(rng, prompt_tokens) for _ in range(batch)])
         means = fmean(one.first_token_ms for one in took), fmean(one.total_ms for one in took)
         seen[prompt_tokens, batch].append(means)
-    cases = []
+    cases, spreads = [], []
     for (prompt_tokens, batch), times in seen.items():
         first_token_ms, total_ms = map(min, zip(*times, strict=True))
+        spreads.append(median(total_ms for _, total_ms in times) / total_ms)
         token_ms = (total_ms - first_token_ms) / (OUTPUT_TOKENS - 1)
         cases.append(Case(prompt_tokens, OUTPUT_TOKENS, batch, first_token_ms, token_ms, total_ms))
-    return cases
+    return cases, median(spreads)
 
 
 async def _conversed(client: httpx.AsyncClient, model: str, sessions: Sequence[Session], at_a_time: int) -> list[Took]:

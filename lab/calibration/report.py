@@ -25,6 +25,7 @@ def markdown(
     engine: Calibrated,
     fitted: Sequence[Case],
     others: Sequence[Case],
+    spread: float,
     conversed: Sequence[Conversed],
 ) -> str:
     parameters = (
@@ -51,7 +52,9 @@ def markdown(
 
 One vLLM server with {model} on CPU, asked through its HTTP API in token ids; {fitted[0].output_tokens} tokens to an \
 answer. Of whatever was repeated the shortest time counts: what else ran on the machine (see the load averages) only \
-adds, and is not the engine's. Simulated times are of the engine model, on its own clock.
+adds, and is not the engine's. The median repeat of a batch took {spread:.2f} times as long as the shortest: the more \
+that is above 1, the more of the errors below is the machine's. Simulated times are of the engine model, on its own \
+clock.
 
 ## Fitted
 

@@ -71,7 +71,8 @@ def test_the_report_tells_errors_of_what_was_not_fitted_with_their_sign() -> Non
     others = [crowded._replace(total_ms=crowded.total_ms * 1.25), other]
     simulated = modelled(engine.parameters(), SESSIONS, 2)
     real = [one._replace(total_ms=one.total_ms * 1.25) for one in simulated]
-    report = markdown("m", "- facts", engine, fitted, others, [Conversed(2, real, simulated)])
+    report = markdown("m", "- facts", engine, fitted, others, 1.5, [Conversed(2, real, simulated)])
+    assert "took 1.50 times as long as the shortest" in report
     assert "| fitted | 4 | +0% | +0% | +0% | +0% |" in report
     assert "| 8 at once | 1 | +0% | +0% | -20% | -20% |" in report
     (row,) = [line for line in report.splitlines() if line.startswith("| 2 | whole answer, ms |")]
