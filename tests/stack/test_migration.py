@@ -21,6 +21,7 @@ from tests.stores.world import RedisServer
 MS_PER_TOKEN: Final = 0.02
 TIME_SCALE: Final = 5.0
 CONTEXT: Final = "The quick brown fox jumps over the lazy dog and runs into the woods. " * 220  # some 3,400 tokens
+OTHER_CONTEXT: Final = "Pack my box with five dozen liquor jugs and carry it over the hill by noon. " * 220
 LONG: Final = "Much more text than any engine of this pool has ever seen. " * 5000  # 65,000 tokens, 1.3 s of prefill
 RULES: Final = {"hot_tokens": 4000, "hot_ratio": 1.0, "least_tokens": 1000, "export_s": 2.5, "import_s": 1.0}
 
@@ -110,6 +111,20 @@ async def test_a_session_moves_off_a_hot_host_and_its_context_with_it(stack: Sta
     assert tokens > 3000
     assert await pool.metric("fairlead_session_migrated_bytes_total") == tokens * 1024
     assert await pool.metric("fairlead_session_migration_seconds_count", stage="import") == 1
+
+
+async def test_an_agent_that_shares_the_id_of_a_moved_session_is_served_where_its_own_context_is(stack: Start) -> None:
+    pool = await started(stack)
+    home = home_of(await turn(pool, "s", 0))
+    assert home_of(await turn(pool, "s", 0, OTHER_CONTEXT)) == home
+    async with heat(pool, home):
+        await turn(pool, "s", 1)
+        await ended(pool)
+    assert home_of(await turn(pool, "s", 2)) != home
+    other = await turn(pool, "s", 1, OTHER_CONTEXT)
+    assert (home_of(other), cached_share(other) > 0.9) == (home, True)
+    after = await turn(pool, "s", 3)
+    assert (home_of(after) != home, cached_share(after) > 0.9) == (True, True)
 
 
 async def test_after_a_move_a_session_stays_though_its_new_host_is_hot(stack: Start) -> None:
