@@ -76,5 +76,5 @@ def _sample(raw: bytes) -> str:
         raw = raw[:reach] + b"\n" + raw[-reach:]
     # Beside UTF-8 no letter is escaped: there `\u` is of a path (`C:\\users`) or of a sign (Go's `\u003c` is `<`).
     # Only `raw_unicode_escape` takes any cut without a warning. Halves of a surrogate pair are of no script.
-    escaped = b"\\u" in raw and raw.isascii()
+    escaped = b"\\" in raw and b"\\u" in raw and raw.isascii()
     return language.sample(raw.decode("raw_unicode_escape" if escaped else "utf-8", "ignore"))

@@ -65,7 +65,7 @@ def estimate_tokens(text: bytes, language: str) -> int:
 
 def _tokens(sample: bytes, language: str) -> float:
     wide = 0.0
-    if b"\\u" in sample:
+    if b"\\" in sample and b"\\u" in sample:  # one byte is found ten times as fast as two
         if sample.isascii():  # most often all of the text is escaped, and this is ten times the speed
             text = sample.decode("raw_unicode_escape", "ignore")
             sample = text.encode("ascii", "ignore")
