@@ -20,6 +20,7 @@ from fairlead.core.learning import LEAST_SAMPLES, Learner
 from fairlead.core.lengths import TOKENS_PER_ASCII_CHARACTER
 from fairlead.core.pool import Endpoint
 from fairlead.core.prefix import BLOCK_BYTES
+from fairlead.core.reported import EngineReport
 from fairlead.core.router import Router
 from fairlead.telemetry.recorder import EndpointCounts, Recorder
 
@@ -116,7 +117,7 @@ def no_such_session(sources: Sources, tenant: str) -> str:
 
 def _endpoint(sources: Sources, e: Endpoint, sessions: int, ended: Counter[str], now_s: float) -> Document:
     counts = sources.recorder.by_endpoint.get(e.address, _NONE)
-    said, health = e.reported, e.health
+    health = e.health
     times = sources.learner.models.get(e.model)
     # The index forgets a restarted engine at the next decision, not at its restart.
     blocks = sources.router.index.blocks(e.address) if e.generation == e.indexed_generation else 0
@@ -155,16 +156,20 @@ def _endpoint(sources: Sources, e: Endpoint, sessions: int, ended: Counter[str],
         "prompt_tokens": counts.prompt_tokens,
         "prefix_hit_tokens": counts.prefix_hit_tokens,
         "requests": ended,
-        "reported": {
-            "running_requests": said.running_requests,
-            "waiting_requests": said.waiting_requests,
-            "kv_usage": said.kv_usage,
-            "kv_capacity_tokens": said.kv_capacity_tokens,
-            "prefix_queried_tokens": said.prefix_queried_tokens,
-            "prefix_hit_tokens": said.prefix_hit_tokens,
-            "read_ago_s": None if said.read_s is None else max(0.0, now_s - said.read_s),
-            "stale": said.stale,
-        },
+        "reported": _reported(e.reported, now_s),
+    }
+
+
+def _reported(said: EngineReport, now_s: float) -> Document:
+    return {
+        "running_requests": said.running_requests,
+        "waiting_requests": said.waiting_requests,
+        "kv_usage": said.kv_usage,
+        "kv_capacity_tokens": said.kv_capacity_tokens,
+        "prefix_queried_tokens": said.prefix_queried_tokens,
+        "prefix_hit_tokens": said.prefix_hit_tokens,
+        "read_ago_s": None if said.read_s is None else max(0.0, now_s - said.read_s),
+        "stale": said.stale,
     }
 
 
