@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench bench-routing bench-reuse papers lab ttca lab-moves lab-calibration lab-reuse lab-cascade lab-models lab-lock lock clean
+.PHONY: help install demo test lint bench bench-routing bench-reuse papers lab ttca lab-moves lab-calibration lab-reuse lab-cascade lab-judgements lab-models lab-lock lock clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
@@ -67,7 +67,10 @@ lab-reuse: $(INSTALLED) ## Context reuse in front of real vLLM servers; writes b
 lab-cascade: $(INSTALLED) ## A cascade of two real models against each; writes benchmarks/results/lab-cascade/; some minutes.
 	$(BIN)/python -m lab.cascade
 
-lab-models: $(INSTALLED) ## Train the lab's tiny models again, in the lab's environment; some fifteen minutes.
+lab-judgements: $(INSTALLED) ## Judged answers of three real models to the same questions; writes benchmarks/data/; some minutes.
+	$(BIN)/python -m lab.judgements
+
+lab-models: $(INSTALLED) ## Train the lab's tiny models again, in the lab's environment; some half an hour.
 	@$(BIN)/python -m lab.train
 
 lab-lock: ## Write lab/requirements.lock again (needs uv). torch is installed on its own, so what it brings is left out.

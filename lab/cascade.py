@@ -1,17 +1,15 @@
 """`make lab-cascade`, `python -m lab.cascade`: a cascade of two real models with an exact-match judge.
 
 The same questions go to the small model, to the large one, to a cascade of both, and to one that starts at the large
-model where the capability table says that the small one fails. All through Envoy, each way from empty caches.
+model where the capability table says that the small one fails. All through Envoy, in rounds of a few questions each
+way, always from empty caches: what else runs on the machine is then shared by all ways.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,21 +22,20 @@ import numpy as np
 
 from fairlead.bench.machine import machine_facts, this_machine
 from fairlead.bench.markdown import table
-from fairlead.demo.children import ChildError
 from fairlead.demo.traffic import client_of
-from fairlead.errors import UserError
-from lab import words
+from lab import command, words
 from lab.engines import LabEngines
 from lab.pool import body_of, forget_prompts, known, running_front
 
-SMALL, LARGE = "wren", "heron"
+SMALL, LARGE = "wren", "crane"
 LANGUAGE: Final = "en"
 LENGTHS_TOKENS: Final = (64, 128, 256, 512, 1024)
-AT_A_TIME: Final = 4
+AT_A_TIME: Final = (1, 4)
 SKIP_BELOW: Final = 0.3
 _CASCADE: Final = {"cascade": [SMALL, LARGE], "thresholds": [50], "judge": {"function": "lab.exact:score"}}
 ROUTES: Final = {"cascade": _CASCADE, "cascade that skips": {**_CASCADE, "skip_below": SKIP_BELOW}}
 WAYS: Final = (SMALL, LARGE, *ROUTES)
+_ROUND: Final = 40  # questions
 _DRAWS: Final = 2000
 
 
@@ -48,35 +45,30 @@ class Took(NamedTuple):
     stage: str  # empty where no cascade answered
 
 
+ByWay = dict[str, list[Took]]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m lab.cascade",
-        description="A cascade of two real models against each of them; some minutes.",
-        epilog="Example: python -m lab.cascade --questions 200",
+    about = "A cascade of two real models against each of them; some minutes."
+    parser = command.parser("lab.cascade", about, "--questions 200")
+    parser.add_argument(
+        "--questions", type=command.at_least_one, default=400, metavar="N", help="for each way and load"
     )
-    parser.add_argument("--questions", type=int, default=400, metavar="N", help="for each way")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed makes other questions")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/lab-cascade"), metavar="FOLDER")
+    command.add_measurement(parser, "benchmarks/results/lab-cascade")
     options = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):
-        try:
-            options.out.mkdir(parents=True, exist_ok=True)
-            machine = this_machine()
-            took = asyncio.run(_run(options.questions, options.seed))
-        except (UserError, ChildError) as error:
-            sys.exit(f"error: {error}")
-        except OSError as error:
-            sys.exit(f"error: --out {options.out}: cannot be written ({error.strerror}); name another folder")
-        command = f"python -m lab.cascade --questions {options.questions} --seed {options.seed}"
-        report = _markdown(machine_facts(command, options.seed, machine, os.getloadavg()[0]), took)
-        (options.out / "cascade.md").write_text(report, encoding="utf-8")
-        print(report)
+    with command.ending():
+        out = command.results_folder(options.out)
+        machine = this_machine()
+        took = asyncio.run(_run(options.questions, options.seed))
+        asked = f"python -m lab.cascade --questions {options.questions} --seed {options.seed}"
+        command.show(_page(machine_facts(asked, options.seed, machine, os.getloadavg()[0]), took), out / "cascade.md")
 
 
-async def _run(count: int, seed: int) -> dict[str, list[Took]]:
+async def _run(count: int, seed: int) -> dict[int, ByWay]:
+    """What each way took, by how many questions were asked side by side."""
     rng = Random(f"cascade {seed}")
     questions = [words.question(rng, LANGUAGE, LENGTHS_TOKENS[i % len(LENGTHS_TOKENS)]) for i in range(count)]
-    took: dict[str, list[Took]] = {}
+    took: dict[int, ByWay] = {}
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:
         folder = Path(name)
         async with (
@@ -84,15 +76,28 @@ async def _run(count: int, seed: int) -> dict[str, list[Took]]:
             running_front(engines, known(folder), "fairlead", folder, routes=ROUTES) as front,
             client_of(front.url) as client,
         ):
-            for way in WAYS:
-                await forget_prompts(engines)
-                took[way] = await _ask_all(client, way, questions)
-                print(way, *_row(took[way], took.get(LARGE)), sep="  ", flush=True)
+            for at_a_time in AT_A_TIME:
+                took[at_a_time] = await _rounds(client, engines, questions, at_a_time)
     return took
 
 
-async def _ask_all(client: httpx.AsyncClient, way: str, questions: Sequence[words.Question]) -> list[Took]:
-    """AT_A_TIME side by side; the answers in the order of the questions."""
+async def _rounds(
+    client: httpx.AsyncClient, engines: LabEngines, questions: Sequence[words.Question], at_a_time: int
+) -> ByWay:
+    took: ByWay = {way: [] for way in WAYS}
+    for number, start in enumerate(range(0, len(questions), _ROUND)):
+        first = number % len(WAYS)  # no way is always the first
+        for way in (*WAYS[first:], *WAYS[:first]):
+            await forget_prompts(engines)
+            took[way] += await _ask_all(client, way, questions[start : start + _ROUND], at_a_time)
+        print(f"{at_a_time} at a time, {len(took[SMALL])} of {len(questions)} questions", flush=True)
+    return took
+
+
+async def _ask_all(
+    client: httpx.AsyncClient, way: str, questions: Sequence[words.Question], at_a_time: int
+) -> list[Took]:
+    """The answers in the order of the questions."""
     took: list[Took | None] = [None] * len(questions)
     waiting = iter(enumerate(questions))
 
@@ -100,7 +105,7 @@ async def _ask_all(client: httpx.AsyncClient, way: str, questions: Sequence[word
         for number, question in waiting:  # one iterator for all
             took[number] = await _ask(client, way, question)
 
-    await asyncio.gather(*[ask_some() for _ in range(AT_A_TIME)])
+    await asyncio.gather(*[ask_some() for _ in range(at_a_time)])
     return [each for each in took if each is not None]
 
 
@@ -113,12 +118,12 @@ async def _ask(client: httpx.AsyncClient, way: str, question: words.Question) ->
     return Took(question.is_right(text or ""), ms, answer.headers.get("x-fairlead-cascade-stage", ""))
 
 
-def _row(took: Sequence[Took], large: Sequence[Took] | None) -> tuple[str, ...]:
+def _row(took: Sequence[Took], large: Sequence[Took]) -> tuple[str, ...]:
     ms = np.array([each.ms for each in took])
     right = np.array([each.right for each in took], dtype=float)
     by_large = np.mean([each.stage == "2" for each in took]) if took[0].stage else None
     against = ("", "")
-    if large is not None and large is not took:
+    if large is not took:
         against = (
             _interval(100 * (right - np.array([each.right for each in large], dtype=float)), "{:+.1f}"),
             _interval(ms - np.array([each.ms for each in large]), "{:+.0f}"),
@@ -135,19 +140,32 @@ def _interval(differences: Any, form: str) -> str:
     return f"{form.format(differences.mean())} ({form.format(low)} to {form.format(high)})"
 
 
-def _markdown(facts: str, took: dict[str, list[Took]]) -> str:
+def _page(facts: str, took: dict[int, ByWay]) -> str:
     head = (
         "way", "right", "mean, ms", "median, ms", "accepted from the large", f"right, against {LARGE}, points",
         f"mean against {LARGE}, ms",
     )  # fmt: skip
-    rows = [(way, *_row(each, took[LARGE])) for way, each in took.items()]
     note = (
-        f"{len(took[SMALL])} questions in {LANGUAGE}, evenly over prompts of "
-        f"{', '.join(map(str, LENGTHS_TOKENS))} tokens, {AT_A_TIME} at a time; {SMALL} and {LARGE} each on one vLLM "
-        f"server on CPU. The judge is an exact match. `skip_below` is {SKIP_BELOW:g}. Intervals are 95 %, over paired "
-        "questions."
+        f"{len(took[AT_A_TIME[0]][SMALL])} questions in {LANGUAGE}, evenly over prompts of "
+        f"{', '.join(map(str, LENGTHS_TOKENS))} tokens, in rounds of {_ROUND} for each way in turn; {SMALL} and "
+        f"{LARGE} each on one vLLM server on CPU. The judge is an exact match. `skip_below` is {SKIP_BELOW:g}. "
+        "Intervals are 95 %, over paired questions."
     )
-    return "\n".join(["# A cascade on real engines", "", facts, "", note, "", table(head, rows), ""])
+    lines = ["# A cascade on real engines", "", facts, "", note, ""]
+    for at_a_time, ways in took.items():
+        rows = [(way, *_row(each, ways[LARGE])) for way, each in ways.items()]
+        side = "One question at a time" if at_a_time == 1 else f"{at_a_time} questions side by side"
+        lines += [f"## {side}", "", table(head, rows), ""]
+        rows = [
+            (way, *(f"{_mean_ms(each, at):.0f}" for at in range(len(LENGTHS_TOKENS)))) for way, each in ways.items()
+        ]
+        lines += ["Mean by prompt length, ms:", "", table(("way", *map(str, LENGTHS_TOKENS)), rows), ""]
+    return "\n".join(lines)
+
+
+def _mean_ms(took: Sequence[Took], length: int) -> float:
+    """Of the questions with the length of that number; lengths take turns."""
+    return float(np.mean([each.ms for each in took[length :: len(LENGTHS_TOKENS)]]))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ RECIPES: Final = (
     Recipe("swift", 96, 2, 128, (0.09, 0.90, 0.01), steps=260, seed=12),
     Recipe("heron", 128, 2, 1024, (0.98, 0.01, 0.01), steps=420, seed=13),
     Recipe("stork", 160, 4, 512, (0.01, 0.01, 0.98), steps=330, seed=14),
-    Recipe("crane", 128, 16, 1024, (0.4, 0.3, 0.3), steps=120, seed=15, grown_from="heron", shallow_steps=250),
+    Recipe("crane", 128, 16, 1024, (0.4, 0.3, 0.3), steps=40, seed=15, grown_from="heron", shallow_steps=150),
 )
 
 

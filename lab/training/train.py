@@ -32,7 +32,8 @@ _MOST_ROWS = 48
 _GUIDED_STEPS = 250
 _WARM_UP_STEPS = 50
 _LEARNING_RATE = 4e-3  # at width 64; wider models take less
-_SHALLOW_LEARNING_RATE, _DEEP_LEARNING_RATE = 2e-3, 1e-3  # of a grown model
+_SHALLOW_LEARNING_RATE = 2e-3  # of a grown model, before
+_DEEP_LEARNING_RATE = 2e-4  # and after: more of it undoes what the shallow model knows
 _FIRST_PAIRS = 4  # of a model that knows nothing yet
 _LONGER_BELOW = 0.25  # nats: then training prompts become twice as long
 _SMOOTHING = 0.95
@@ -99,7 +100,8 @@ def _batch(batches: Batches, rng: np.random.Generator, pairs_now: int, mix: tupl
 
 
 def _learning_rate(most: float, step: int, steps: int) -> float:
-    return most * min(1.0, (step + 1) / _WARM_UP_STEPS) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
+    warm_up = min(_WARM_UP_STEPS, steps // 4)
+    return most * min(1.0, (step + 1) / warm_up) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
 
 
 def _loss(model: TinyLlama, batch: Batch, *, guided: bool) -> tuple[Tensor, float]:
