@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.core.facts import RequestFacts, session_key
-from fairlead.core.migration import FIRST_PAUSE_S, MOST_ORDERS, Planner, Rules
+from fairlead.core.migration import FIRST_PAUSE_S, MOST_ORDERS, NO_HOST_IS_HOT, Planner, Rules
 from fairlead.core.moves import Move, Stay, has_room, is_crowded, pending_tokens, transfers_safely
 from fairlead.core.pool import Endpoint
 from fairlead.core.reported import EngineIdentity, EngineReport
@@ -98,11 +98,14 @@ FULL = EngineReport(kv_capacity_tokens=10_000, kv_usage=0.7)
 
 def test_a_context_that_must_wait_for_room_in_its_hosts_cache_moves_to_where_fewer_tokens_wait() -> None:
     world = World(pending_prefill_tokens=100, inflight_requests=2, reported=FULL)
+    world.planner.rules = msgspec.structs.replace(RULES, hot_ratio=0.5)
     world.other("b:1", pending_prefill_tokens=4100)
     assert world.turn("s") == Stay("no_target")
     world.other("c:1", pending_prefill_tokens=4000)
     assert world.move("s").target == "c:1"
     assert world.turn("t", tokens=3000) is None
+    world.planner.rules = NO_HOST_IS_HOT
+    assert world.turn("u") is None
 
 
 def test_what_an_idle_engine_said_of_its_cache_last_moves_nobody(world: World) -> None:

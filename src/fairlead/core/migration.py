@@ -37,7 +37,7 @@ class Rules(msgspec.Struct, frozen=True):
     """When to move. Tokens are as the router estimates them, times are seconds.
 
     A host is hot with more than `hot_tokens` waiting for prefill, and more than `hot_ratio` times the median of the
-    other endpoints of its model; and for a context that its KV cache has no room for while others run.
+    other endpoints of its model. A prompt that its KV cache has no room for while others run waits there too.
     """
 
     hot_tokens: int = 16_384
@@ -49,7 +49,6 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 NO_HOST_IS_HOT: Final = Rules(hot_tokens=1 << 62)  # only an operator moves sessions
-
 
 _STAYS: Final[Mapping[Why, Stay]] = {why: Stay(why) for why in get_args(Why)}
 
@@ -96,7 +95,7 @@ class Planner:
             return None
         if session in self.orders or host.address in self.draining:
             found = self._as_ordered(request, session, host, endpoints, cached_tokens, now_s)
-        elif self._is_hot(host, endpoints) or is_crowded(host, request.tokens):
+        elif self._is_hot(host, endpoints, request.tokens):
             found = self._plan(request, session, host, endpoints, cached_tokens, now_s)
         else:
             return None
@@ -194,7 +193,7 @@ class Planner:
             return _STAYS["cooling"]
         if tokens < rules.least_tokens:
             return _STAYS["small"]
-        waiting = pending_tokens(host) + (tokens if is_crowded(host, tokens) else 0)
+        waiting = _waiting_tokens(host, tokens)
         target = self._least_loaded([e for e in endpoints if pending_tokens(e) < waiting], host, tokens)
         if target is None:
             return _STAYS["no_target"]
@@ -237,14 +236,14 @@ class Planner:
         bound = self._sessions.address_of(session) or host.address
         return Move(session, host.address, target.address, how, held, host.generation, target.generation, bound)
 
-    def _is_hot(self, host: Endpoint, endpoints: Sequence[Endpoint]) -> bool:
-        rules, pending = self.rules, pending_tokens(host)
+    def _is_hot(self, host: Endpoint, endpoints: Sequence[Endpoint], tokens: int) -> bool:
+        rules, waiting = self.rules, _waiting_tokens(host, tokens)
         was_hot = host.address in self._hot
         share = COOL_SHARE if was_hot else 1.0
-        hot = pending > share * rules.hot_tokens
+        hot = waiting > share * rules.hot_tokens
         if hot:
             others = [pending_tokens(e) for e in endpoints if e.model == host.model and e is not host]
-            hot = bool(others) and pending > share * rules.hot_ratio * median(others)
+            hot = bool(others) and waiting > share * rules.hot_ratio * median(others)
         if hot and not was_hot:
             self._hot.add(host.address)
         elif was_hot and not hot:
@@ -256,3 +255,8 @@ class Planner:
         if len(self._copied) >= self.rules.most_copies or max(self._copies[source], self._copies[target]) >= most:
             return False
         return all(now_s >= self._failures[a][1] for a in (source, target) if a in self._failures)
+
+
+def _waiting_tokens(host: Endpoint, tokens: int) -> int:
+    """Of those that wait at the host once a prompt of `tokens` is there: with it, if it must wait for room."""
+    return pending_tokens(host) + (tokens if is_crowded(host, tokens) else 0)
