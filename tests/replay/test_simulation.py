@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -23,7 +24,7 @@ from fairlead.policies.registry import Rule
 from fairlead.replay.network import RttSeries, constant
 from fairlead.replay.simulation import Simulation
 from fairlead.replay.workload import Conversation, Workload
-from fairlead.replay.world import Observation, Retries, World
+from fairlead.replay.world import Observation, Retries, World, alike
 from tests.replay.world import ENGINE, run, small_world, talk, told, turn, workload
 
 turns = st.builds(
@@ -68,6 +69,14 @@ def test_the_same_seed_gives_the_same_result_bit_for_bit_under_every_policy(poli
     first, _ = run(traffic(1), policy, seed=7)
     again, _ = run(traffic(1), policy, seed=7)
     assert first == again
+
+
+def test_what_a_request_costs_by_itself_comes_before_its_first_token() -> None:
+    traffic = workload(talk(0.0, turn(100)), talk(1000.0, turn(100, of=1)))
+    cheap, _ = run(traffic, world=alike(1, ENGINE))
+    dear, simulation = run(traffic, world=alike(1, replace(ENGINE, request_overhead_ms=7.0)))
+    assert [each.first_token_ms for each in dear] == pytest.approx([each.first_token_ms + 7.0 for each in cheap])
+    assert simulation.engines[0].counters.finished == 2
 
 
 def test_another_seed_draws_otherwise() -> None:
