@@ -122,14 +122,14 @@ async def test_an_import_that_finds_nothing_is_computed_and_its_counter_says_so(
     session = new_session()
     link, source, target = EngineLink(session), lab.party(0), lab.party(1)
     engine_id = await Mooncake().discover(link, source)
-    before = await link.external_tokens(target, 5.0)
+    before = (await link.taken(target, 5.0)).tokens
     ids = [10 + n % 900 for n in range(64 * BLOCK_TOKENS)]
     params = Mooncake().to_import("never exported", source, engine_id, Exported(None, None))
     with pytest.raises(TransferError, match="import: timeout"):
         await link.complete("import", target, MODEL, ids, params, 1.0)
     imported = await link.complete("import", target, MODEL, ids, params, ABORT_S + 20.0)
     assert imported.cached_tokens == 0
-    assert await link.external_tokens(target, 5.0) == before
+    assert (await link.taken(target, 5.0)).tokens == before
     await session.close()
 
 
