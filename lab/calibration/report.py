@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import median, quantiles
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fairlead.bench.markdown import table
 from fairlead.replay.calibration import Calibrated, Case, run
 from lab.streamed import Took
+
+_SESSION_HEADS: Final = (
+    "sessions side by side", "", "real p50", "simulated p50", "error", "real p95", "simulated p95", "error",
+    "of one request",
+)  # fmt: skip
 
 
 class Conversed(NamedTuple):
@@ -83,12 +88,6 @@ The model takes an engine to have its cores to itself and a prompt token to cost
 server's two processes, the client and whatever else runs share the machine's cores, the more so the more requests \
 there are at once; and attention to a long prompt costs more than to a short one.
 """
-
-
-_SESSION_HEADS = (
-    "sessions side by side", "", "real p50", "simulated p50", "error", "real p95", "simulated p95", "error",
-    "of one request",
-)  # fmt: skip
 
 
 def _case_errors(engine: Calibrated, cases: Sequence[Case], name: str) -> tuple[str, str]:
