@@ -47,6 +47,23 @@ def test_a_longer_prompt_is_held_up_to_where_it_goes_on_otherwise() -> None:
     assert index.match(prompt("ab"), 1) == {"a:1": 2}
 
 
+def test_a_prompt_that_failed_there_leaves_what_was_held_before_it() -> None:
+    index = PrefixIndex()
+    index.insert(prompt("ab"), "a:1", 0)
+    index.insert(prompt("abcd"), "a:1", 1)
+    index.never_came(prompt("abcd"), "a:1", held_blocks=2, inserted_s=1)
+    assert index.match(prompt("abcd"), 2) == {"a:1": 2}
+    assert index.blocks("a:1") == 2
+
+
+def test_what_another_prompt_used_since_a_failure_is_held() -> None:
+    index = PrefixIndex()
+    index.insert(prompt("abc"), "a:1", 0)
+    index.insert(prompt("abc"), "a:1", 1)
+    index.never_came(prompt("abc"), "a:1", held_blocks=0, inserted_s=0)
+    assert index.match(prompt("abc"), 2) == {"a:1": 3}
+
+
 def test_endpoints_without_the_first_block_are_absent() -> None:
     index = PrefixIndex()
     index.insert(prompt("xbc"), "a:1", 0)
@@ -155,7 +172,7 @@ ADDRESSES = ("a:1", "b:1", "c:1")
 class Step:
     """Something that happens; each kind of it uses the fields it needs."""
 
-    kind: Literal["insert", "forget", "evicted", "capacity", "wait"]
+    kind: Literal["insert", "fail", "forget", "evicted", "capacity", "wait"]
     address: str
     letters: str
     blocks: int
@@ -164,7 +181,7 @@ class Step:
 
 STEP = st.builds(
     Step,
-    kind=st.sampled_from(["insert", "insert", "insert", "forget", "evicted", "capacity", "wait"]),
+    kind=st.sampled_from(["insert", "insert", "insert", "fail", "forget", "evicted", "capacity", "wait"]),
     address=st.sampled_from(ADDRESSES),
     letters=LETTERS,
     blocks=st.integers(0, 14),
@@ -185,6 +202,10 @@ class Plain:
             used_s.pop(letters[:end], None)
             used_s[letters[:end]] = now_s
         self.evict(address)
+
+    def never_came(self, letters: str, address: str, held: int) -> None:
+        for end in range(held + 1, len(letters) + 1):
+            self.used_s[address].pop(letters[:end], None)
 
     def evict(self, address: str) -> None:
         used_s = self.used_s[address]
@@ -215,6 +236,12 @@ def test_it_says_what_plain_dicts_say_and_less_only_when_memory_is_short(
             index.insert(prompt(step.letters), step.address, now_s)
             plain.insert(step.letters, step.address, now_s)
             asked = [*asked, step.letters]
+        elif step.kind == "fail":
+            held = index.match(prompt(step.letters), now_s).get(step.address, 0)
+            index.insert(prompt(step.letters), step.address, now_s)
+            index.never_came(prompt(step.letters), step.address, held, now_s)
+            plain.insert(step.letters, step.address, now_s)
+            plain.never_came(step.letters, step.address, held)
         elif step.kind == "forget":
             index.forget(step.address)
             plain.used_s[step.address].clear()

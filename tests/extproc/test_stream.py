@@ -274,6 +274,17 @@ def test_the_answer_names_the_endpoint_that_really_served_and_the_load_moves_the
     assert (conversation.endpoints[first].inflight_requests, conversation.endpoints[second].inflight_requests) == (0, 1)
 
 
+def test_an_endpoint_that_failed_is_not_taken_to_hold_the_prompt() -> None:
+    conversation = Conversation()
+    long = [{"role": "user", "content": "x" * 4096}]
+    _, picked = conversation.say(request_headers(), request_body(chat(messages=long)))
+    first, second = (destination(picked) or "").split(",")[:2]
+    index = conversation.shared.router.index
+    assert (index.blocks(first), index.blocks(second)) == (8, 0)
+    conversation.say(response_headers(served=second))
+    assert (index.blocks(first), index.blocks(second)) == (0, 8)
+
+
 @pytest.mark.parametrize("end", ["trailers", "headers", "body", "cut"])
 def test_the_load_is_given_back_whichever_way_the_request_ends(end: str) -> None:
     conversation = Conversation()

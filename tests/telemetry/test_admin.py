@@ -134,9 +134,11 @@ async def test_endpoints_show_load_cache_sessions_and_what_the_engine_says(
 
 
 async def test_a_restarted_endpoint_has_nothing_cached(admin: Client, conversation: Conversation) -> None:
-    conversation.say(request_headers(), request_body(chat("large", user="x" * 4096)))
-    endpoint = conversation.endpoints["10.0.0.3:1"]
-    endpoint.generation += 1
+    long = [{"role": "user", "content": "x" * 4096}]
+    conversation.say(request_headers(), request_body(chat("large", messages=long)))
+    shown = (await (await admin.get("/debug/endpoints")).json())["endpoints"][2]
+    assert (shown["restarts"], shown["indexed_blocks"]) == (0, 8)
+    conversation.endpoints["10.0.0.3:1"].generation += 1
     shown = (await (await admin.get("/debug/endpoints")).json())["endpoints"][2]
     assert (shown["restarts"], shown["indexed_blocks"], shown["cached_tokens"]) == (1, 0, 0)
 

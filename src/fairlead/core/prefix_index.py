@@ -173,6 +173,24 @@ class PrefixIndex:
         while self.used_bytes > self._max_bytes and (oldest := self._oldest_of_all()) is not None:
             self._drop(oldest)
 
+    def never_came(self, chain: Sequence[int], address: str, held_blocks: int, inserted_s: float) -> None:
+        """The prompt inserted at `inserted_s` was not computed there; `held_blocks` of it had been held before.
+
+        What another prompt used since stays: that one came.
+        """
+        for run, end in reversed(self._path(chain)):
+            if end <= held_blocks:
+                return
+            hold = run.holds.get(address)
+            if hold is None or hold.used_s != inserted_s:
+                continue
+            if run.depth >= held_blocks:
+                self._drop(hold)
+            elif (before := hold.end) > held_blocks:
+                hold.owner.blocks -= before - held_blocks
+                hold.end = held_blocks
+                self._trim(run, before)
+
     def forget(self, address: str) -> None:
         """The engine there restarted, cleared its cache or is gone: it holds nothing. Its capacity stays."""
         owner = self._owners.get(address)

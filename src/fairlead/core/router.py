@@ -42,6 +42,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     considered: int
     best: tuple[Ranked, ...]  # candidates, for people
     policy: Policy  # that ranked them
+    decided_s: float
     number: int  # of this router's decisions, from 1
     form: int = 0  # of the prompt, where it could take others; 0 is the request's own
     form_tokens: int = 0  # cached at the chosen endpoint in this form, beyond those of the request's own
@@ -164,6 +165,7 @@ class Router:
             considered=len(options),
             best=best,
             policy=self.policy,
+            decided_s=now_s,
             number=self._decisions,
             form=forms.get(first.address, 0),
             form_tokens=int((held.get(first.address, 0) - own.get(first.address, 0)) * request.block_tokens),
@@ -186,6 +188,12 @@ class Router:
                 endpoint.indexed_blocks = self.index.blocks(address)
         if binds and request.session is not None and self.sessions.address_of(request.session) != address:
             self.sessions.bind(request.session, address, now_s)
+
+    def never_came(self, request: RequestFacts, decision: Decision) -> None:
+        """The first choice failed before it answered: what `commit` said of its cache is taken back."""
+        if request.prefix:
+            held_blocks = round(decision.cached_tokens / request.block_tokens)
+            self.index.never_came(request.prefix, decision.addresses[0], held_blocks, decision.decided_s)
 
     def flip(self, move: Move, request: RequestFacts, copied_share: float, now_s: float) -> FlipRefused | None:
         """The target holds this share of the prompt of `request`, which caused `move`: the session lives there now.
@@ -236,7 +244,7 @@ class Router:
         addresses = tuple([endpoint.address for endpoint in endpoints[: 1 + self.fallbacks]])
         ticket = self._take(first, 0, 0)
         return Decision(
-            addresses, first.model, "fallback", ticket, 0, 0, 0.0, len(endpoints), (), self.policy, self._decisions
+            addresses, first.model, "fallback", ticket, 0, 0, 0.0, len(endpoints), (), self.policy, 0.0, self._decisions
         )
 
     def _rank(

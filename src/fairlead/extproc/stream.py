@@ -289,7 +289,10 @@ class Stream:
             return
         decision.ticket.move(served)
         served.answered_s = now_s
-        if address != decision.addresses[0] and self._pick_made is not None:
+        elsewhere = address != decision.addresses[0]
+        if self._pick_made is not None and (elsewhere or self._code >= SERVER_ERROR):
+            self._shared.router.never_came(self._pick_made.request, decision)
+        if elsewhere and self._pick_made is not None:
             self._shared.router.commit(self._pick_made.request, address, now_s, binds=not decision.strayed)
         if not content_type.startswith(EVENT_STREAM):  # an answer in one piece comes when all its tokens are there
             decision.ticket.prefilled()
