@@ -47,12 +47,11 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     form: int = 0  # of the prompt, where it could take others; 0 is the request's own
     form_tokens: int = 0  # cached at the chosen endpoint in this form, beyond those of the request's own
     migration: Move | Stay | None = None  # of the request's session; None: nothing spoke for a move
+    strayed: bool = False  # to where its own context is, though its session has moved elsewhere
 
     def terms(self, ranked: Ranked) -> CostTerms | None:
         """The cost of one of the best in terms, where the policy has one; not needed to decide, so made when asked."""
         return self.policy.explain(ranked.candidate)
-
-    strayed: bool = False  # to where its own context is, though its session has moved elsewhere
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
