@@ -2,7 +2,7 @@
 
     python benchmarks/papers/ear_skew.py [--seeds 10] [--draws 30]
 
-Writes benchmarks/results/papers/ear_skew.md. The world is the last scene of ear_migration.py: small caches, tools that
+Writes benchmarks/results/papers/ear_skew.md. The world is a scene of ear_migration.py: small caches, tools that
 think little, agents that share their session's id. Loads are told of sessions with a skew of 1.
 """
 
@@ -19,7 +19,7 @@ from fairlead.bench.commit import commit
 from fairlead.bench.markdown import table
 from fairlead.bench.numbers import estimate
 
-SCENE = SCENES[-1]
+SCENE = next(scene for scene in SCENES if scene.name == "small caches")
 SKEWS, LOADS = (0.8, 1.2, 1.6), (0.7, 1.2, 1.8)  # of the Zipf weights; of what least_request can serve
 FULL, RIVALS = "ear+pull", ("session_affinity", "unified")
 COMPARED = ("worst engine's p90", "p99 of all")
