@@ -3,12 +3,12 @@
     warm-up -> incumbent -> candidate -> incumbent -> candidate ... each measured over a window of its own
 
 A candidate is compared with the incumbent's windows before and after it, so that a steady drift of the traffic cancels.
-Lengths of prompts and answers are made equal first, where they are known (`fair`).
-The noise is learned from the incumbent's own windows; a candidate is tried again until it is better or not beyond that
-noise. It is given up at once when its p95 is certain to pass the guard; weights that were accepted and pass it later
-give way to those of the configuration. When steps have become too small to matter the weights are frozen, and they thaw
-when the traffic has changed. No I/O and no clock of its own. Source: GORGO's tuner, with its seven faults mended;
-`docs/tune.md` tells which and how.
+Lengths of prompts and answers are made equal first, where they are known (`fair`). The noise is learned from the
+incumbent's own windows; a candidate is tried again until it is better or not beyond that noise, as its own rounds and
+the trials before it (`surface`) make likely. It is given up at once when its p95 is certain to pass the guard; weights
+that were accepted and pass it later give way to those of the configuration. When steps have become too small to matter
+the weights are frozen, and they thaw when the traffic has changed. No I/O and no clock of its own. Source: GORGO's
+tuner, with its seven faults mended; `docs/tune.md` tells which and how.
 """
 
 from __future__ import annotations
