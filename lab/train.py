@@ -32,7 +32,7 @@ def draw() -> None:
     """accuracy.png beside accuracy.json: a panel for each script, a line for each model."""
     measured = json.loads((MODELS / "accuracy.json").read_bytes())
     lengths = measured["lengths_tokens"]
-    figure = Figure(figsize=(11, 3.6), dpi=110, layout="constrained")
+    figure = Figure(figsize=(11, 3.9), dpi=110, layout="constrained")
     for axes, language in zip(figure.subplots(1, len(words.LANGUAGES), sharey=True), words.LANGUAGES, strict=True):
         for recipe, marker in zip(RECIPES, "osD^v", strict=True):
             label = f"{recipe.name} ({recipe.width} wide, {recipe.layers} layers)"
@@ -44,7 +44,7 @@ def draw() -> None:
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("share of answers that are right")
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(RECIPES), frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(MODELS / "accuracy.png")
 
 
