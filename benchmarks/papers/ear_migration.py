@@ -180,7 +180,8 @@ def verdicts(found: Found) -> str:
     ]
     pause_s = min(shortest_pause_s(each.moves) for full in FULL for each in found[full])
     pause = "none moved twice" if pause_s == np.inf else f"{pause_s:.1f} s"
-    return f"{table(('TTFT', *MEASURES), lines)}\n\nShortest time between two moves of one session: {pause}."
+    told_of = "copies count when they are done, so two that began T_cool apart may be nearer"
+    return f"{table(('TTFT', *MEASURES), lines)}\n\nShortest time between two moves of one session: {pause}; {told_of}."
 
 
 def sensitivity(scene: Scene, traffic: Workload, seed: int) -> str:
