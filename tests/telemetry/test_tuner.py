@@ -21,7 +21,7 @@ Client = TestClient[Any, Any]
 @pytest.fixture
 def traffic() -> Traffic:
     traffic, _ = tuned(lambda policy, _number: 100.0 / policy.queue_weight)
-    traffic.run(3000)
+    traffic.run(1500)  # it has found its weights, and not yet frozen them
     return traffic
 
 
