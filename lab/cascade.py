@@ -24,7 +24,7 @@ from fairlead.bench.machine import machine_facts, this_machine
 from fairlead.bench.markdown import table
 from fairlead.demo.traffic import client_of
 from lab import command, words
-from lab.engines import Extra, LabEngines
+from lab.engines import QUIET, LabEngines
 from lab.pool import body_of, forget_prompts, known, running_front
 
 SMALL, LARGE = "wren", "crane"
@@ -35,9 +35,6 @@ SKIP_BELOW: Final = 0.3
 _CASCADE: Final = {"cascade": [SMALL, LARGE], "thresholds": [50], "judge": {"function": "lab.exact:score"}}
 ROUTES: Final = {"cascade": _CASCADE, "cascade that skips": {**_CASCADE, "skip_below": SKIP_BELOW}}
 WAYS: Final = (SMALL, LARGE, *ROUTES)
-# vLLM's worker process spins for a second after each answer. On its own machine that costs nobody anything, but here it
-# takes a core from the other engine. Without a process of its own there is nothing to spin for.
-_QUIET: Final = Extra((), {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
 _ROUND: Final = 40  # questions
 _DRAWS: Final = 2000
 
@@ -75,7 +72,7 @@ async def _run(count: int, seed: int) -> dict[int, ByWay]:
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:
         folder = Path(name)
         async with (
-            LabEngines([SMALL, LARGE], folder, lambda _: _QUIET) as engines,
+            LabEngines([SMALL, LARGE], folder, lambda _: QUIET) as engines,
             running_front(engines, known(folder), "fairlead", folder, routes=ROUTES) as front,
             client_of(front.url) as client,
         ):

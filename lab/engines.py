@@ -49,6 +49,11 @@ class Extra:
     environment: Mapping[str, str]
 
 
+# vLLM's worker process spins for a second after each answer. On its own machine that costs nobody anything, but in the
+# lab it takes a core from the other engines. Without a process of its own there is nothing to spin for.
+QUIET: Final = Extra((), {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+
+
 @dataclass(frozen=True, slots=True)
 class LabEngine:
     """A running server. `events` and `replay` are ZMQ addresses."""

@@ -21,7 +21,7 @@ from fairlead.demo.front import Front
 from fairlead.demo.learning import Learnt
 from fairlead.demo.traffic import ASKERS, MAX_ATTEMPTS, ROUTE, client_of
 from lab import words
-from lab.engines import LabEngines
+from lab.engines import QUIET, LabEngines
 from lab.pool import body_of, forget_prompts, running_front
 from lab.ttca.learning import fit, record, right_by_cell
 
@@ -96,7 +96,7 @@ async def run(command: str, plan: Plan, out: Path, report: Report) -> Results:
     machine = this_machine()
     with tempfile.TemporaryDirectory(prefix="fairlead-ttca-") as name:
         folder = Path(name)
-        async with LabEngines(plan.models, folder) as engines:
+        async with LabEngines(plan.models, folder, lambda _: QUIET) as engines:
             learning = halves(plan, "first", plan.learnt_from)
             table = out / "attempts.csv"
             async with running_front(engines, Learnt(None, {}, {}), OURS[0], folder) as front:
