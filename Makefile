@@ -52,7 +52,7 @@ papers: $(INSTALLED) ## The papers' experiments, repeated in simulated time; wri
 lab: $(INSTALLED) ## Real vLLM servers on this CPU with tiny models, Envoy and the sidecar; MODELS="wren stork" for some.
 	@$(BIN)/python -m lab $(MODELS)
 
-ttca: $(INSTALLED) ## Time to correct answer on the lab's engines; writes benchmarks/results/ttca/; some twenty minutes.
+ttca: $(INSTALLED) ## Time to correct answer on the lab's engines; writes benchmarks/results/ttca/; some minutes.
 	$(BIN)/python -m lab.ttca
 
 lab-moves: $(INSTALLED) ## A copy of KV between two real servers, timed; writes benchmarks/results/moves/; some minutes.

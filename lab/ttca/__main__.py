@@ -14,7 +14,7 @@ from lab.ttca import figures, measure, report
 
 
 def main() -> None:
-    about = "The LAAR experiment on real vLLM servers with the lab's tiny models; some twenty minutes."
+    about = "The LAAR experiment on real vLLM servers with the lab's tiny models; some minutes."
     parser = command.parser("lab.ttca", about, "--questions 2 --repeats 2 --out quick-look")
     count = command.at_least_one
     parser.add_argument("--learn", type=count, default=12, metavar="N", help="questions to fit on, in each cell")
