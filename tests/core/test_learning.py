@@ -68,6 +68,13 @@ def test_until_there_are_enough_samples_the_configured_values_count(pool: Pool) 
     assert pool.endpoints[0].prefill_ms_per_token == 0.1
 
 
+def test_a_new_configured_value_counts_until_there_are_enough(pool: Pool) -> None:
+    learner = learn(pool, seen())
+    pool.endpoints[0].prefill_ms_per_token = 0.3  # the configuration was loaded again
+    learner.apply(pool.endpoints)
+    assert pool.endpoints[0].prefill_ms_per_token == 0.3
+
+
 def test_outliers_do_not_move_what_is_learned(pool: Pool) -> None:
     learn(pool, *[seen()] * 20, *[seen(first_token_ms=1e6, decode_ms=1e9)] * 9)
     assert pool.endpoints[0].prefill_ms_per_token == pytest.approx(0.2)

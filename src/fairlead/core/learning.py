@@ -155,8 +155,9 @@ class Learner:
                 continue
             engine = self.engines.get((endpoint.address, endpoint.model), _LIKE_OTHERS)
             endpoint.answer_tokens = model.answer_tokens.value
-            own, usual_ms = engine.prefill_ms_per_token, model.prefill_ms_per_token.value
-            endpoint.prefill_ms_per_token = usual_ms * _factor(own.value / usual_ms, own.samples)
+            if model.prefill_ms_per_token.learned:
+                own, usual_ms = engine.prefill_ms_per_token, model.prefill_ms_per_token.value
+                endpoint.prefill_ms_per_token = usual_ms * _factor(own.value / usual_ms, own.samples)
             if model.line is not None:
                 decode = engine.decode_ratio
                 endpoint.decode_ms_per_token = model.line.alone_ms * _factor(decode.value, decode.samples)

@@ -90,9 +90,9 @@ class Endpoint:
             return
         if report.changed_s == report.read_s and before.changed_s is not None:
             step_began_s = before.changed_s - (report.read_s - before.read_s)  # or later
-            others = report.running_requests or 0
             waiting = report.waiting_requests
-            ours = self.inflight_requests / max(self.inflight_requests, others + waiting, 1)
+            everyones = (report.running_requests or 0) + waiting
+            ours = self.inflight_requests / max(self.inflight_requests, everyones, 1)
             self.prefills.told(round(waiting * ours), step_began_s - self.rtt_ms / 1e3, report.read_s)
 
     def told_of_others(self, load: Load) -> None:
