@@ -102,6 +102,27 @@ def test_a_trace_has_first_tries_only_and_lengths_that_are_not_known_from_those_
     assert "5 of 7 requests" in notes[0]
 
 
+def test_a_request_after_its_session_s_last_answer_waits_for_it_and_others_come_at_their_time() -> None:
+    log = decisions(
+        {"session": "s", "at_s": 0.0, "total_ms": 2000.0, "output_tokens": 1},
+        {"session": "t", "at_s": 1.0, "output_tokens": 1},
+        {"session": None, "at_s": 2.0, "output_tokens": 1},
+        {"session": "s", "at_s": 5.0, "output_tokens": 1},
+        {"session": "s", "at_s": 5.5, "output_tokens": 1},  # a second one beside it
+        {"session": "s", "at_s": 2000.0, "output_tokens": 1},
+    )
+    trace, notes = reader.trace_rows(log, Path("log"))
+    assert trace["think_s"].to_list() == [None, None, None, 3.0, None, None]
+    assert trace["at_s"].to_list() == [0.0, 1.0, 2.0, None, 5.5, 2000.0]
+    assert "1 requests wait" in notes[2]
+
+
+def test_a_session_whose_first_request_failed_begins_with_the_next() -> None:
+    log = decisions({"session": "s", "at_s": 0.0, "code": 503}, {"session": "s", "at_s": 5.0, "output_tokens": 1})
+    trace, _ = reader.trace_rows(log, Path("log"))
+    assert (trace["at_s"].to_list(), trace["think_s"].to_list()) == ([5.0], [None])
+
+
 def test_blocks_that_cannot_be_those_of_the_prompt_are_left_out() -> None:
     log = decisions({"output_tokens": 1}, {"output_tokens": 1, "prompt_tokens": 9000})
     trace, _ = reader.trace_rows(log, Path("log"))

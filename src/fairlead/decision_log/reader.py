@@ -10,6 +10,7 @@ import polars as pl
 from fairlead.decision_log.files import PATTERN, SCHEMA
 from fairlead.errors import UserError
 
+FOLLOWS_WITHIN_S: Final = 600.0  # after a longer pause a request comes when its user does, however quick the answer was
 _OK: Final = 200
 
 
@@ -39,10 +40,12 @@ def read_decisions(path: Path) -> pl.DataFrame:
 def trace_rows(decisions: pl.DataFrame, source: Path) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """The requests as a trace (columns of `docs/replay.md`), and notes on what had to be assumed.
 
-    First tries only: a replay makes its own retries. Lengths of answers are known of those that were observed in full;
-    the others get, in turn, those of the same model. Raises UserError where none is known.
+    First tries only: a replay makes its own retries. A request that came after its session's last answer had ended
+    waits for that answer in a replay too. Lengths of answers are known of those that were observed in full; the others
+    get, in turn, those of the same model. Raises UserError where none is known.
     """
-    first = decisions.filter((pl.col("attempted").list.len() == 0) & (pl.col("code") == _OK))
+    timed = decisions.with_columns(_pause_s().alias("pause_s"))
+    first = timed.filter((pl.col("attempted").list.len() == 0) & (pl.col("code") == _OK))
     if first.is_empty():
         raise UserError(f"{source}: no first try with status 200 in it, so there is nothing to replay")
     known = first.filter(pl.col("output_tokens") > 0)
@@ -53,8 +56,14 @@ def trace_rows(decisions: pl.DataFrame, source: Path) -> tuple[pl.DataFrame, tup
         )
     median = first.filter(pl.col("blocks").list.len() > 0)["block_tokens"].median()
     block_tokens = max(1, round(median)) if isinstance(median, float) else 512
+    follows = (
+        pl.col("session").is_not_null()
+        & (pl.int_range(pl.len()).over("session") > 0)
+        & pl.col("pause_s").is_between(0.0, FOLLOWS_WITHIN_S)
+    )
     trace = first.select(
-        "at_s",
+        pl.when(~follows).then("at_s").alias("at_s"),
+        pl.when(follows).then("pause_s").alias("think_s"),
         "session",
         "prompt_tokens",
         pl.Series("output_tokens", _answer_lengths(first, known)),
@@ -71,8 +80,15 @@ def trace_rows(decisions: pl.DataFrame, source: Path) -> tuple[pl.DataFrame, tup
     notes = (
         f"from a decision log: first tries with status 200, {first.height} of {decisions.height} requests",
         f"lengths of answers known of {known.height}, the others have theirs in turn",
+        f"{trace['think_s'].count()} requests wait for their session's last answer, as they were seen to",
     )
     return trace, notes
+
+
+def _pause_s() -> pl.Expr:
+    """From the end of its session's last request; below 0 where that had not ended."""
+    ended_s = pl.col("at_s") + pl.col("total_ms") / 1e3
+    return pl.col("at_s") - ended_s.shift(1).over("session")
 
 
 def _answer_lengths(requests: pl.DataFrame, known: pl.DataFrame) -> list[int]:

@@ -164,16 +164,16 @@ def fit(cases: Sequence[Case]) -> EngineParameters:
     alone = [case for case in cases if case.batch == 1]
     if len({case.prompt_tokens for case in alone}) < 2:
         alone = list(cases)
-    first_tokens = _line([(case.prompt_tokens * case.batch, case.first_token_ms) for case in alone])
-    rough = _parameters(first_tokens, _line([(case.batch, case.token_ms) for case in cases]))
+    first_tokens = line_of([(case.prompt_tokens * case.batch, case.first_token_ms) for case in alone])
+    rough = from_lines(first_tokens, line_of([(case.batch, case.token_ms) for case in cases]))
     tokens = []
     for case in cases:
         waiting_ms = run(rough, case).token_ms - rough.decoding_step_ms(case.batch)
         tokens.append((case.batch, max(case.token_ms - waiting_ms, _LEAST_LEFT * case.token_ms)))
-    return _parameters(first_tokens, _line(tokens))
+    return from_lines(first_tokens, line_of(tokens))
 
 
-def _parameters(first_tokens: tuple[float, float], tokens: tuple[float, float]) -> EngineParameters:
+def from_lines(first_tokens: tuple[float, float], tokens: tuple[float, float]) -> EngineParameters:
     """From intercepts and slopes, in ms.
 
     Of what is fixed in a first token's time a decoding step shows how much may be a step's. What is beyond that is the
@@ -206,7 +206,7 @@ def run(parameters: EngineParameters, case: Case) -> Case:
     return case._replace(first_token_ms=first_ms, token_ms=token_ms, total_ms=total_ms)
 
 
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def line_of(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Intercept and slope of least squares of relative errors; flat where all points have one x."""
     weights = [1 / (y * y) for _, y in points]
     total = sum(weights)
