@@ -1,24 +1,28 @@
 """Tuners of weights on equal numbers of requests: GORGO's as published, and the one that mends its faults.
 
-    python benchmarks/papers/tuner.py [--seeds 10] [--requests 4096] [--load 0.9]
+    python benchmarks/papers/tuner.py [--seeds 10] [--requests 4096 ...] [--load 0.9 1.1 ...]
 
-Writes benchmarks/results/papers/tuner.md and tuner.png; with another load, tuner-load-<load>.md and .png. Long sessions
-in three regions with the paper's round trips; engines are of another speed with each seed. Each tuner learns live on
-one stream of requests, from the paper's two sets of weights and from one that is drawn; what it would freeze is then
-judged on another stream.
+Writes benchmarks/results/papers/tuner.md and tuner.png; with another load or number, tuner-load-<load>.md,
+tuner-<requests>.md and so on. Long sessions in three regions with the paper's round trips; engines are of another speed
+with each seed. Each tuner learns on one stream of requests, from the paper's two sets of weights and from one that is
+drawn; what it would freeze is then judged on another stream. Live tuners try other weights on the stream itself; "from
+the log" is `fairlead calibrate` and `fairlead tune` on the decisions that the stream left under the weights at the
+start.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+import msgspec
 from matplotlib.figure import Figure
 from rich.progress import Progress
 
@@ -28,32 +32,45 @@ from fairlead.bench.numbers import Estimate, estimate
 from fairlead.core.evolution import Weights
 from fairlead.core.facts import session_key
 from fairlead.core.ranking import Policy
+from fairlead.decision_log import files
+from fairlead.decision_log.reader import read_decisions
 from fairlead.policies import build_policy
 from fairlead.policies.gorgo_hillclimb import BOX, Climbing
 from fairlead.replay.contest import contestant, faster_for
-from fairlead.replay.network import drawn
+from fairlead.replay.logged import LoggedSimulation
+from fairlead.replay.network import constant, drawn
+from fairlead.replay.observed import observed, world_yaml
+from fairlead.replay.run import Traffic
 from fairlead.replay.simulation import Answer, Simulation
+from fairlead.replay.traces import read_trace
 from fairlead.replay.workload import Conversation, Turn, Workload
 from fairlead.replay.world import EndpointSpec, Observation, World
+from fairlead.replay.world_file import read_world
 from fairlead.simulate.parameters import EngineParameters
+from fairlead.tuning.offline import Ground, tune
 from fairlead.tuning.online import OnlineTuner, TunerSettings
-from fairlead.tuning.weights import BOXES, with_weights
+from fairlead.tuning.weights import BOXES
 from fairlead.tuning.window import quantile
 
 OUT = Path("benchmarks/results/papers")
 FIRST_SEED = 100  # our tuner was made on seeds from 900 on; 0 to 9 were seen with an earlier version of it
-LOAD = 0.9  # of what least_request can serve
+LOADS, REQUESTS = (0.9, 1.1), (4096, 8192)  # shares of what least_request can serve; requests to learn on
+SEEDS, PROPOSALS = (0,), 24  # of `fairlead tune`: a log comes out the same with every seed
+WRONG = 0.3  # standard deviation of the logarithm of what fitted constants are multiplied by, for wrong ones
 BLOCK_TOKENS = 128
 REGIONS = {"ashburn": (37.0, 8.0), "frankfurt": (279.0, 30.0), "seoul": (456.0, 120.0)}  # GORGO, figure 1; spreads ours
 PREFILL_MS_PER_TOKEN, DECODE_MS_PER_STEP, DECODE_MS_PER_SEQUENCE = 0.1, 10.0, 0.3
 SPREAD = 0.3  # of the logarithm of each, from seed to seed
 KV_TOKENS = 600_000
 
-Tuner = Literal["none", "published", "ours"]
-TUNERS: tuple[Tuner, ...] = ("none", "published", "ours")
+Tuner = Literal["none", "published", "ours, live", "ours, from the log", "from the log, wrong world"]
+LIVE: Final[Tuner] = "ours, live"
+LOGGED: Final[Tuner] = "ours, from the log"
+WRONGLY: Final[Tuner] = "from the log, wrong world"
+TUNERS: tuple[Tuner, ...] = ("none", "published", LIVE, LOGGED, WRONGLY)
 START, FROZEN, DRAWN = "(0.5, 0.1), GORGO's start", "(0.276, 0.5), GORGO's frozen", "drawn from both boxes"
 STARTS = (START, FROZEN, DRAWN)
-COLOURS = {"published": "#D55E00", "ours": "#0072B2"}
+COLOURS: dict[Tuner, str] = {"published": "#D55E00", LIVE: "#56B4E9", LOGGED: "#0072B2", WRONGLY: "#999999"}
 
 
 @dataclass(frozen=True)
@@ -66,39 +83,79 @@ class Result:
     learning_first_token_ms: float
     held_out_total_ms: float
     held_out_first_token_ms: float
+    fitted: tuple[float, ...] = ()  # constants from the log over the true ones, in the order of CONSTANTS
 
 
+CONSTANTS = ("prompt token", "step with one request", "step with ten", "round trip", "p95 to the end, replayed")
 Results = dict[tuple[str, Tuner], list[Result]]  # by start and tuner, a result a seed
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--seeds", type=int, default=10, help="how many")
-    arguments.add_argument("--load", type=float, default=LOAD, help="share of what least_request can serve")
-    arguments.add_argument("--requests", type=int, default=4096, help="that each tuner learns on")
-    given = arguments.parse_args()
-    machine = this_machine()
-    contenders = [(start, tuner) for start in STARTS for tuner in TUNERS]
-    results: Results = {each: [] for each in contenders}
-    with Progress() as progress:
-        task = progress.add_task("tuners", total=given.seeds * len(contenders))
-        for seed in range(FIRST_SEED, FIRST_SEED + given.seeds):
-            world = three_regions(seed)
-            learning, held_out = (sessions(f"{part} {seed}", given.requests) for part in ("learning", "held out"))
-            faster = faster_for(given.load, world, learning, contestant("least_request"))
-            streams = learning.faster(faster), held_out.faster(faster)
-            for start, tuner in contenders:
-                results[start, tuner].append(judged(start, tuner, world, streams, seed))
-                progress.advance(task)
-    command = (
-        f"python benchmarks/papers/tuner.py --seeds {given.seeds} --requests {given.requests} --load {given.load:g}"
+    arguments.add_argument(
+        "--load", type=float, nargs="+", default=LOADS, help="shares of what least_request can serve"
     )
-    facts = machine_facts(command, FIRST_SEED, machine, machine.load_average)
-    stem = "tuner" if given.load == LOAD else f"tuner-load-{given.load:g}"
-    text = "\n".join(report(results, given, facts, stem))
+    arguments.add_argument("--requests", type=int, nargs="+", default=REQUESTS, help="that each tuner learns on")
+    given = arguments.parse_args()
+    conditions = [Condition(load, requests, given.seeds) for requests in given.requests for load in given.load]
+    with Progress() as progress:
+        task = progress.add_task("tuners", total=len(conditions) * given.seeds * len(STARTS) * len(TUNERS))
+        for condition in conditions:
+            machine = this_machine()
+            results: Results = {(start, tuner): [] for start in STARTS for tuner in TUNERS}
+            for seed in condition.seeds:
+                run_seed(condition, seed, results, lambda: progress.advance(task))
+            write(results, condition, machine_facts(condition.command, FIRST_SEED, machine, machine.load_average))
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What all tuners are compared under."""
+
+    load: float
+    requests: int
+    runs: int
+
+    @property
+    def seeds(self) -> range:
+        return range(FIRST_SEED, FIRST_SEED + self.runs)
+
+    @property
+    def command(self) -> str:
+        return f"python benchmarks/papers/tuner.py --seeds {self.runs} --requests {self.requests} --load {self.load:g}"
+
+    @property
+    def stem(self) -> str:
+        load = "" if self.load == LOADS[0] else f"-load-{self.load:g}"
+        return f"tuner{load}" if self.requests == REQUESTS[0] else f"tuner{load}-{self.requests}"
+
+
+def run_seed(condition: Condition, seed: int, results: Results, progress: Callable[[], None]) -> None:
+    """All tuners from all starts in the world of `seed`."""
+    world = three_regions(seed)
+    learning, held_out = (sessions(f"{part} {seed}", condition.requests) for part in ("learning", "held out"))
+    faster = faster_for(condition.load, world, learning, contestant("least_request"))
+    streams = learning.faster(faster), held_out.faster(faster)
+    for start in STARTS:
+        with tempfile.TemporaryDirectory() as folder:
+            untuned = logged(start, world, streams, seed, Path(folder))
+            for tuner in TUNERS:
+                if tuner == "none":
+                    found = untuned
+                elif tuner in (LOGGED, WRONGLY):
+                    found = from_log(untuned, tuner, world, streams[1], seed, Path(folder))
+                else:
+                    found = live(start, tuner, world, streams, seed)
+                results[start, tuner].append(found)
+                progress()
+
+
+def write(results: Results, condition: Condition, facts: str) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / f"{stem}.md").write_text(text, encoding="utf-8")
-    draw(results, OUT / f"{stem}.png")
+    text = "\n".join(report(results, condition, facts))
+    (OUT / f"{condition.stem}.md").write_text(text, encoding="utf-8")
+    draw(results, OUT / f"{condition.stem}.png")
     print(text)
 
 
@@ -154,25 +211,91 @@ def start_of(name: str, seed: int) -> Weights:
     return {each: low * (high / low) ** rng.random() for each, (low, high) in bounds.items()}
 
 
-def judged(name: str, tuner: Tuner, world: World, streams: tuple[Workload, Workload], seed: int) -> Result:
+def live(name: str, tuner: Tuner, world: World, streams: tuple[Workload, Workload], seed: int) -> Result:
+    """A tuner that tries weights on the requests themselves, and pays for what it tries."""
     start = start_of(name, seed)
     plain = build_policy("gorgo", start)
     policy = build_policy("gorgo_hillclimb", start) if tuner == "published" else plain
     simulation, answers = _simulation(world, streams[0], policy, seed)
-    weights: Callable[[], Weights] = lambda: start  # noqa: E731 - it is asked when the run is over
     if tuner == "published":
         climbing = simulation.router.tuner
         assert isinstance(climbing, Climbing)
-        weights = lambda: climbing.climb.best  # noqa: E731
-    elif tuner == "ours":
+        simulation.run()
+        found = climbing.climb.best
+    else:
         ours = OnlineTuner(policy, BOXES["gorgo"], Random(f"tuner {seed}"), TunerSettings())
         simulation.router.use(policy, ours)
-        weights = lambda: ours.incumbent  # noqa: E731
+        simulation.run()
+        found = ours.incumbent
+    return Result(start, found, *_p95s(answers), *held_out_p95s(found, world, streams[1], seed))
+
+
+def logged(name: str, world: World, streams: tuple[Workload, Workload], seed: int, folder: Path) -> Result:
+    """No tuner: the weights stay as they are. What `serve` would have written of the first stream is in `folder`."""
+    start = start_of(name, seed)
+    answers: list[Answer] = []
+    simulation = LoggedSimulation(world, streams[0], build_policy("gorgo", start), seed=seed, sink=answers.append)
     simulation.run()
-    found = weights()
-    frozen, frozen_answers = _simulation(world, streams[1], with_weights(plain, found), seed)
-    frozen.run()
-    return Result(start, found, *_p95s(answers), *_p95s(frozen_answers))
+    files.write(folder, simulation.rows)
+    return Result(start, start, *_p95s(answers), *held_out_p95s(start, world, streams[1], seed))
+
+
+def from_log(untuned: Result, tuner: Tuner, world: World, held_out: Workload, seed: int, folder: Path) -> Result:
+    """Weights that `fairlead tune` finds in the log; the start where it reports no gain. It knows nothing of `world`.
+
+    An engine's KV cache is as large as in `world`: engines tell.
+    """
+    path = folder / "world.yaml"
+    path.write_text(world_yaml(observed(read_decisions(folder), folder), KV_TOKENS, ()), encoding="utf-8")
+    seen = read_world(path)
+    if tuner == WRONGLY:
+        seen = wrong(seen, Random(f"wrong {seed}"))
+    policy, box = build_policy("gorgo", untuned.start), BOXES["gorgo"]
+    found = tune("gorgo", policy, box, Ground((Traffic(str(folder)),), seen, SEEDS), proposals=PROPOSALS, seed=seed)
+    gained = found.held_out is not None and found.held_out.is_gain
+    weights = found.best if gained else untuned.start
+    times = held_out_p95s(weights, world, held_out, seed)
+    known = replace(untuned, weights=weights, held_out_total_ms=times[0], held_out_first_token_ms=times[1])
+    return replace(known, fitted=compared(seen, world, untuned, folder, seed))
+
+
+def wrong(world: World, rng: Random) -> World:
+    """`world` with each constant, round trip and size of caches off by a factor of its own."""
+    factors = {name: rng.lognormvariate(0.0, WRONG) for name in ("prefill", "step", "sequence", "kv")}
+
+    def mistaken(spec: EndpointSpec) -> EndpointSpec:
+        engine = replace(
+            spec.engine,
+            prefill_ms_per_token=spec.engine.prefill_ms_per_token * factors["prefill"],
+            decode_ms_per_step=spec.engine.decode_ms_per_step * factors["step"],
+            decode_ms_per_sequence=spec.engine.decode_ms_per_sequence * factors["sequence"],
+        )
+        return msgspec.structs.replace(spec, engine=engine, kv_tokens=int(spec.kv_tokens * factors["kv"]))
+
+    regions = {
+        name: constant(rtt.at(0.0) * rng.lognormvariate(0.0, WRONG)) for name, rtt in sorted(world.regions.items())
+    }
+    return msgspec.structs.replace(world, endpoints=tuple(map(mistaken, world.endpoints)), regions=regions)
+
+
+def compared(seen: World, world: World, untuned: Result, folder: Path, seed: int) -> tuple[float, ...]:
+    """CONSTANTS of the first engine as `seen` over those of `world`, and the log replayed over the log."""
+    mine, true = (of.endpoints[0].engine for of in (seen, world))
+    simulation, answers = _simulation(seen, read_trace(folder), build_policy("gorgo", untuned.start), seed)
+    simulation.run()
+    rtts = zip(seen.endpoints, REGIONS.values(), strict=True)
+    return (
+        mine.prefill_ms_per_token / true.prefill_ms_per_token,
+        *(mine.decoding_step_ms(many) / true.decoding_step_ms(many) for many in (1, 10)),
+        math.exp(fmean(math.log(seen.rtt(spec.region).at(0.0) / mean_ms) for spec, (mean_ms, _) in rtts)),
+        _p95s(answers)[0] / untuned.learning_total_ms,
+    )
+
+
+def held_out_p95s(weights: Weights, world: World, held_out: Workload, seed: int) -> tuple[float, float]:
+    simulation, answers = _simulation(world, held_out, build_policy("gorgo", weights), seed)
+    simulation.run()
+    return _p95s(answers)
 
 
 def _simulation(world: World, workload: Workload, policy: Policy, seed: int) -> tuple[Simulation, list[Answer]]:
@@ -186,6 +309,10 @@ def _p95s(answers: list[Answer]) -> tuple[float, float]:
 
 # ---- what came out ---------------------------------------------------------------------------------------------------
 
+PAIRS: tuple[tuple[Tuner, Tuner], ...] = (
+    (LOGGED, "published"), (LIVE, "published"), (WRONGLY, "published"), (LOGGED, "none"), (WRONGLY, "none"),
+    (LIVE, "none"), ("published", "none"),
+)  # fmt: skip
 _TIMES = {
     "held_out_total_ms": "held out: end",
     "held_out_first_token_ms": "held out: first token",
@@ -194,7 +321,7 @@ _TIMES = {
 }
 
 
-def report(results: Results, given: argparse.Namespace, facts: str, stem: str) -> list[str]:
+def report(results: Results, condition: Condition, facts: str) -> list[str]:
     """The page, line by line."""
     seconds = [
         [start, tuner, *[_seconds([getattr(each, field) for each in found]) for field in _TIMES]]
@@ -207,7 +334,7 @@ def report(results: Results, given: argparse.Namespace, facts: str, stem: str) -
             *[_ratio(results, of, pair, field) for field in _TIMES],
             _wins(results, of, pair),
         ]
-        for pair in (("ours", "published"), ("ours", "none"), ("published", "none"))
+        for pair in PAIRS
         for of in (*STARTS, "all three")
     ]
     return [
@@ -215,10 +342,14 @@ def report(results: Results, given: argparse.Namespace, facts: str, stem: str) -
         "",
         facts,
         "",
-        f"{given.requests:,} requests to learn on and as many held out, {given.seeds} seeds, each a world of its own:",
-        "three regions with the paper's round trips, engines of another speed. Load is "
-        f"{given.load:g} of what `least_request`",
-        "can serve. While it learns, a tuner also pays for what it tries; held out, its weights are frozen.",
+        f"{condition.requests:,} requests to learn on and as many held out, {condition.runs} seeds, each a world",
+        "of its own: three regions with the paper's round trips, engines of another speed. Load is",
+        f"{condition.load:g} of what `least_request` can serve. Held out, weights are frozen. A live tuner routes",
+        "the requests that it learns on, and pays for what it tries; from the log, the same requests are served",
+        "with the weights at the start, and other weights are tried on their log, in a world whose constants were",
+        "fitted to that log (`fairlead calibrate`, `fairlead tune`): no client pays. It keeps the start where",
+        "`fairlead tune` reports no gain. In the wrong world each fitted constant, round trip and the size of",
+        f"caches is off by a factor of its own, the exponential of a normal number of deviation {WRONG:g}.",
         "",
         "## Against the published tuner, and against not tuning",
         "",
@@ -233,16 +364,23 @@ def report(results: Results, given: argparse.Namespace, facts: str, stem: str) -
         "",
         markdown.table(["from", "tuner", *_TIMES.values()], seconds),
         "",
+        "## What the log told of the engines, as a share of what they are",
+        "",
+        "Mean over seeds and starts, least and greatest. A round trip is compared with its region's mean; the p95 is",
+        "of the log's requests, replayed under the weights at the start, over what it was.",
+        "",
+        markdown.table(["", *CONSTANTS], [_fitted(results, tuner) for tuner in (LOGGED, WRONGLY)]),
+        "",
         "## Weights that would be frozen: RTT, queue",
         "",
         markdown.table(["seed", *_weight_heads(results)], list(_weight_rows(results))),
         "",
         "Paper: from (0.5, 0.1) to (0.276, 0.5) at p95 TTFT, frozen there. Tuners of `gorgo` hear the same requests;",
-        "ours looks at the end with the first token as a guard, in a box that holds the physical RTT weight (some 10",
+        "ours look at the end with the first token as a guard, in a box that holds the physical RTT weight (some 10",
         "here: a token takes some 0.1 ms). What differs from the paper: engines are simulated and equal, sessions are",
         "made up (growing prompts of one session, no shared system prompt).",
         "",
-        f"![weights and times]({stem}.png)",
+        f"![weights and times]({condition.stem}.png)",
         "",
     ]
 
@@ -270,12 +408,18 @@ def _wins(results: Results, start: str, pair: tuple[Tuner, Tuner]) -> str:
     return f"{sum(log < 0 for log in logs)}, {sum(log > 0 for log in logs)} of {len(logs)}"
 
 
+def _fitted(results: Results, tuner: Tuner) -> list[str]:
+    every = [each.fitted for start in STARTS for each in results[start, tuner]]
+    columns = zip(*every, strict=True)
+    return [tuner, *[f"{fmean(column):.2f} ({min(column):.2f} to {max(column):.2f})" for column in columns]]
+
+
 def _weight_heads(results: Results) -> list[str]:
     return ["drawn" if tuner == "none" else f"{tuner}, {start}" for start, tuner in _shown(results)]
 
 
 def _weight_rows(results: Results) -> Iterator[list[str]]:
-    for place in range(len(results[START, "ours"])):
+    for place in range(len(results[START, LIVE])):
         shown = [
             ", ".join(f"{value:.2g}" for value in results[each][place].weights.values()) for each in _shown(results)
         ]
