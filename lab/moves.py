@@ -20,8 +20,7 @@ import httpx
 
 from fairlead.bench.machine import machine_facts, this_machine
 from fairlead.bench.markdown import table
-from fairlead.engines.ask import new_session
-from fairlead.engines.kv_transfer import Deadlines, EngineLink, Party, copy_kv
+from fairlead.engines.kv_transfer import Deadlines, Party, copy_kv
 from fairlead.engines.mooncake import Mooncake
 from lab import command
 from lab.engines import BLOCK_TOKENS, LabEngines
@@ -61,23 +60,22 @@ async def _measured(repeats: int, seed: int) -> list[Moved]:
     rng = Random(seed)
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as folder:
         moving = Moving(2)
-        async with LabEngines((_MODEL, _MODEL), Path(folder), moving) as engines, new_session() as session:
+        async with LabEngines((_MODEL, _MODEL), Path(folder), moving) as engines:
             source, target = (
                 Party(engine.address, bootstrap)
                 for engine, bootstrap in zip(engines.running, moving.bootstraps, strict=True)
             )
-            link = EngineLink(session)
             async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
                 return [
-                    await _one(client, link, source, target, [rng.randrange(10, 1000) for _ in range(tokens)])
+                    await _one(client, source, target, [rng.randrange(10, 1000) for _ in range(tokens)])
                     for tokens in _TOKENS
                     for _ in range(repeats)
                 ]
 
 
-async def _one(client: httpx.AsyncClient, link: EngineLink, source: Party, target: Party, ids: list[int]) -> Moved:
+async def _one(client: httpx.AsyncClient, source: Party, target: Party, ids: list[int]) -> Moved:
     _, computed_s = await _complete(client, source, ids)
-    copied = await copy_kv(link, Mooncake(), source, target, _MODEL, ids, BLOCK_TOKENS, _PATIENT)
+    copied = await copy_kv(Mooncake(), source, target, _MODEL, ids, BLOCK_TOKENS, _PATIENT)
     longer = [*ids, 5, 6, 7]
     there, next_turn_s = await _complete(client, target, longer)
     here, _ = await _complete(client, source, longer)

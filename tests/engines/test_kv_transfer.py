@@ -12,8 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from fairlead.engines.ask import new_session
-from fairlead.engines.kv_transfer import Connector, Copied, Deadlines, EngineLink, Party, TransferError, copy_kv
+from fairlead.engines.kv_transfer import Connector, Copied, Deadlines, Party, TransferError, copy_kv, tokenize
 from fairlead.engines.mooncake import Mooncake
 from fairlead.engines.nixl import Nixl
 from fairlead.simulate.faults import Fault
@@ -36,7 +35,6 @@ class Pair:
     ):
         self.connector = CONNECTORS[kind]
         self.source, self.target, self.session = source, target, session
-        self.link = EngineLink(session)
 
     def party(self, engine: RunningEngine) -> Party:
         assert engine.exchange is not None
@@ -54,7 +52,7 @@ class Pair:
 
     async def copy(self, ids: list[int] = IDS, deadlines: Deadlines = SHORT) -> Copied:
         source, target = self.party(self.source), self.party(self.target)
-        return await copy_kv(self.link, self.connector, source, target, "m", ids, BLOCK, deadlines)
+        return await copy_kv(self.connector, source, target, "m", ids, BLOCK, deadlines)
 
     async def failure(self) -> tuple[str, str]:
         with pytest.raises(TransferError) as failed:
@@ -74,7 +72,7 @@ async def pairs(kind: ConnectorKind, **target: Any) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(running_engine(options(kind)))
         other = await stack.enter_async_context(running_engine(options(kind, **target)))
-        pair = Pair(kind, source, other, await stack.enter_async_context(new_session()))
+        pair = Pair(kind, source, other, await stack.enter_async_context(aiohttp.ClientSession()))
         await pair.ask(source)
         yield pair
 
@@ -186,7 +184,7 @@ async def test_an_import_that_the_engine_has_no_room_for_is_no_copy() -> None:
         target = await stack.enter_async_context(
             running_engine(EngineOptions(model="m", parameters=small, kv=KvOptions("mooncake", abort_timeout_s=0.3)))
         )
-        pair = Pair("mooncake", source, target, await stack.enter_async_context(new_session()))
+        pair = Pair("mooncake", source, target, await stack.enter_async_context(aiohttp.ClientSession()))
         await pair.ask(source)
         target.engine.pool.acquire((), 0, 30)
         assert await pair.failure() == ("import", "timeout")
@@ -209,13 +207,13 @@ async def test_a_bootstrap_server_that_does_not_name_one_engine_ends_the_copy(mo
     source = Party(mooncake.source.address, f"127.0.0.1:{runner.addresses[0][1]}")
     target = mooncake.party(mooncake.target)
     with pytest.raises(TransferError, match="discover"):
-        await copy_kv(mooncake.link, Mooncake(), source, target, "m", IDS, BLOCK, SHORT)
+        await copy_kv(Mooncake(), source, target, "m", IDS, BLOCK, SHORT)
     await runner.cleanup()
 
 
 async def test_ids_are_those_that_the_engine_makes_of_the_messages(mooncake: Pair) -> None:
     body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "one two three"}]})
-    ids = await mooncake.link.tokenize(mooncake.party(mooncake.source), body, 1.0)
+    ids = await tokenize(mooncake.party(mooncake.source), body, 1.0)
     assert len(ids) > 3
     with pytest.raises(TransferError, match="tokenize: status"):
-        await mooncake.link.tokenize(mooncake.party(mooncake.source), b'{"model":"other","prompt":"a"}', 1.0)
+        await tokenize(mooncake.party(mooncake.source), b'{"model":"other","prompt":"a"}', 1.0)

@@ -19,8 +19,7 @@ import pytest
 import pytest_asyncio
 
 from fairlead.demo.front import Front
-from fairlead.engines.ask import new_session
-from fairlead.engines.kv_transfer import EngineLink, Exported, Party, TransferError
+from fairlead.engines.kv_transfer import Exported, Party, TransferError, complete, taken
 from fairlead.engines.mooncake import Mooncake
 from lab import words
 from lab.engines import BLOCK_TOKENS, LabEngines
@@ -119,18 +118,16 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 async def test_an_import_that_finds_nothing_is_computed_and_its_counter_says_so(lab: Lab) -> None:
-    session = new_session()
-    link, source, target = EngineLink(session), lab.party(0), lab.party(1)
-    engine_id = await Mooncake().discover(link, source)
-    before = (await link.taken(target, 5.0)).tokens
+    source, target = lab.party(0), lab.party(1)
+    engine_id = await Mooncake().discover(source)
+    before = (await taken(target, 5.0)).tokens
     ids = [10 + n % 900 for n in range(64 * BLOCK_TOKENS)]
     params = Mooncake().to_import("never exported", source, engine_id, Exported(None, None))
     with pytest.raises(TransferError, match="import: timeout"):
-        await link.complete("import", target, MODEL, ids, params, 1.0)
-    imported = await link.complete("import", target, MODEL, ids, params, ABORT_S + 20.0)
+        await complete("import", target, MODEL, ids, params, 1.0)
+    imported = await complete("import", target, MODEL, ids, params, ABORT_S + 20.0)
     assert imported.cached_tokens == 0
-    assert (await link.taken(target, 5.0)).tokens == before
-    await session.close()
+    assert (await taken(target, 5.0)).tokens == before
 
 
 async def test_a_session_that_is_ordered_off_a_host_that_dies_first_goes_on_elsewhere(lab: Lab) -> None:

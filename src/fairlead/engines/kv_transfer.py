@@ -20,13 +20,11 @@ from contextlib import contextmanager
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 from uuid import uuid4
 
-import aiohttp
 import msgspec
-from yarl import URL
 
 from fairlead.core.moves import transfers_safely
 from fairlead.engines import metrics_text
-from fairlead.engines.ask import Answer, UnansweredError, ask
+from fairlead.engines.ask import Answer, UnansweredError, ask_once
 
 Stage = Literal["discover", "tokenize", "export", "import", "confirm"]
 
@@ -87,7 +85,7 @@ class Connector(Protocol):
 
     longest_import_s: float  # after the export
 
-    async def discover(self, link: EngineLink, source: Party) -> str:
+    async def discover(self, source: Party) -> str:
         """What the source must be asked before; empty where there is nothing to ask."""
         ...
 
@@ -134,74 +132,73 @@ class _Taken(NamedTuple):
     bytes: int | None
 
 
-class EngineLink:
-    """Questions to engines, each with a stage that its failure is counted under."""
+async def ask(
+    stage: Stage,
+    address: str,
+    path: str,
+    timeout_s: float,
+    *,
+    post: bytes | None = None,
+    most_bytes: int = _SMALL_BYTES,
+) -> Answer:
+    """Raises TransferError for no answer in time and for any status but 200."""
+    try:
+        answer = await ask_once(address, path, timeout_s, most_bytes, post=post)
+    except UnansweredError as error:
+        raise TransferError(stage, error.reason) from None
+    if answer.status != 200:
+        raise TransferError(stage, "status")
+    return answer
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
 
-    async def ask(
-        self, stage: Stage, url: str, timeout_s: float, *, post: bytes | None = None, most_bytes: int = _SMALL_BYTES
-    ) -> Answer:
-        """Raises TransferError for no answer in time and for any status but 200."""
-        try:
-            answer = await ask(self._session, URL(url), timeout_s, most_bytes, post=post)
-        except UnansweredError as error:
-            raise TransferError(stage, error.reason) from None
-        if answer.status != 200:
-            raise TransferError(stage, "status")
-        return answer
+async def tokenize(party: Party, body: bytes, timeout_s: float) -> list[int]:
+    """The token ids of the prompt that `body`, a request to /tokenize, has."""
+    answer = await ask("tokenize", party.address, "/tokenize", timeout_s, post=body, most_bytes=_MOST_TOKEN_BYTES)
+    return _read("tokenize", answer.body, _Tokens).tokens
 
-    async def tokenize(self, party: Party, body: bytes, timeout_s: float) -> list[int]:
-        """The token ids of the prompt that `body`, a request to /tokenize, has."""
-        url = f"http://{party.address}/tokenize"
-        answer = await self.ask("tokenize", url, timeout_s, post=body, most_bytes=_MOST_TOKEN_BYTES)
-        return _read("tokenize", answer.body, _Tokens).tokens
 
-    async def check_version(self, party: Party, timeout_s: float) -> None:
-        """Raises TransferError where a failed transfer would hang the engine's request for ever."""
-        answer = await self.ask("discover", f"http://{party.address}/version", timeout_s)
-        if not transfers_safely(_read("discover", answer.body, _Version).version):
-            raise TransferError("discover", "version")
+async def check_version(party: Party, timeout_s: float) -> None:
+    """Raises TransferError where a failed transfer would hang the engine's request for ever."""
+    answer = await ask("discover", party.address, "/version", timeout_s)
+    if not transfers_safely(_read("discover", answer.body, _Version).version):
+        raise TransferError("discover", "version")
 
-    async def complete(
-        self,
-        stage: Literal["export", "import"],
-        party: Party,
-        model: str,
-        ids: Sequence[int],
-        params: Mapping[str, Any],
-        timeout_s: float,
-    ) -> Exported:
-        """One completion of one token. Raises TransferError unless the engine took exactly these tokens to the end."""
-        body = {
-            "model": model,
-            "prompt": ids,
-            "max_tokens": 1,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": False,
-            "kv_transfer_params": params,
-        }
-        url = f"http://{party.address}/v1/completions"
-        answer = await self.ask(stage, url, timeout_s, post=msgspec.json.encode(body))
-        completion = _read(stage, answer.body, _Completion)
-        if completion.usage.prompt_tokens != len(ids):
-            raise TransferError(stage, "tokens")
-        if [choice.finish_reason for choice in completion.choices] != ["length"]:
-            raise TransferError(stage, "finish_reason")
-        details = completion.usage.prompt_tokens_details
-        return Exported(details.cached_tokens if details is not None else None, completion.kv_transfer_params)
 
-    async def taken(self, party: Party, timeout_s: float) -> _Taken:
-        """By the engine's own counters."""
-        url = f"http://{party.address}/metrics"
-        answer = await self.ask("confirm", url, timeout_s, most_bytes=metrics_text.MOST_BYTES)
-        return _Taken(_sum(_TOKENS, answer.body), _sum(_BYTES, answer.body))
+async def complete(
+    stage: Literal["export", "import"],
+    party: Party,
+    model: str,
+    ids: Sequence[int],
+    params: Mapping[str, Any],
+    timeout_s: float,
+) -> Exported:
+    """One completion of one token. Raises TransferError unless the engine took exactly these tokens to the end."""
+    body = {
+        "model": model,
+        "prompt": ids,
+        "max_tokens": 1,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": False,
+        "kv_transfer_params": params,
+    }
+    answer = await ask(stage, party.address, "/v1/completions", timeout_s, post=msgspec.json.encode(body))
+    completion = _read(stage, answer.body, _Completion)
+    if completion.usage.prompt_tokens != len(ids):
+        raise TransferError(stage, "tokens")
+    if [choice.finish_reason for choice in completion.choices] != ["length"]:
+        raise TransferError(stage, "finish_reason")
+    details = completion.usage.prompt_tokens_details
+    return Exported(details.cached_tokens if details is not None else None, completion.kv_transfer_params)
+
+
+async def taken(party: Party, timeout_s: float) -> _Taken:
+    """By the engine's own counters."""
+    answer = await ask("confirm", party.address, "/metrics", timeout_s, most_bytes=metrics_text.MOST_BYTES)
+    return _Taken(_sum(_TOKENS, answer.body), _sum(_BYTES, answer.body))
 
 
 async def copy_kv(
-    link: EngineLink,
     connector: Connector,
     source: Party,
     target: Party,
@@ -216,28 +213,28 @@ async def copy_kv(
     """
     seconds: dict[Stage, float] = {}
     with _timed(seconds, "discover"):
-        await link.check_version(source, deadlines.discover_s)
-        await link.check_version(target, deadlines.discover_s)
-        discovered = await connector.discover(link, source)
-        before = await link.taken(target, deadlines.discover_s)
+        await check_version(source, deadlines.discover_s)
+        await check_version(target, deadlines.discover_s)
+        discovered = await connector.discover(source)
+        before = await taken(target, deadlines.discover_s)
     transfer_id = uuid4().hex
     with _timed(seconds, "export"):
         params = connector.to_export(transfer_id)
-        exported = await link.complete("export", source, model, ids, params, deadlines.export_s)
+        exported = await complete("export", source, model, ids, params, deadlines.export_s)
     with _timed(seconds, "import"):
         params = connector.to_import(transfer_id, source, discovered, exported)
         timeout_s = min(deadlines.import_s, connector.longest_import_s)
-        imported = await link.complete("import", target, model, ids, params, timeout_s)
+        imported = await complete("import", target, model, ids, params, timeout_s)
     if exported.cached_tokens is not None and exported.cached_tokens < LEAST_CACHED_SHARE * len(ids):
         raise TransferError("export", "not_cached")
     with _timed(seconds, "confirm"):
-        rise = await _rise(link, target, before, deadlines.confirm_s)
+        rise = await _rise(target, before, deadlines.confirm_s)
     if rise.tokens is None and (imported.cached_tokens or 0) < len(ids) - 2 * block_tokens:
         raise TransferError("confirm", "not_cached")
     return Copied(len(ids), rise.tokens, rise.bytes, seconds)
 
 
-async def _rise(link: EngineLink, target: Party, before: _Taken, timeout_s: float) -> _Taken:
+async def _rise(target: Party, before: _Taken, timeout_s: float) -> _Taken:
     """How much the target took; raises TransferError if nothing. The engine counts a little after it has answered.
 
     Its own counter comes before the `cached_tokens` that it answers with, which are those it had hoped for.
@@ -246,7 +243,7 @@ async def _rise(link: EngineLink, target: Party, before: _Taken, timeout_s: floa
         return _Taken(None, None)
     until_s = time.monotonic() + timeout_s
     while True:
-        after = await link.taken(target, timeout_s)
+        after = await taken(target, timeout_s)
         if after.tokens is not None and after.tokens > before.tokens:
             rise_bytes = None if after.bytes is None or before.bytes is None else after.bytes - before.bytes
             return _Taken(after.tokens - before.tokens, rise_bytes or None)

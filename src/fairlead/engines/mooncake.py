@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from fairlead.engines.kv_transfer import EngineLink, Exported, Party, TransferError
+from fairlead.engines.kv_transfer import Exported, Party, TransferError, ask
 
 _TIMEOUT_S: Final = 2.0
 
@@ -24,11 +24,11 @@ class Mooncake:
 
     longest_import_s = 600.0  # the source keeps an export for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480 s by default
 
-    async def discover(self, link: EngineLink, source: Party) -> str:
+    async def discover(self, source: Party) -> str:
         """The id of the source's engine. With several data-parallel ranks nothing tells which one holds the prompt."""
         if not source.bootstrap:
             raise TransferError("discover", "no_bootstrap")
-        answer = await link.ask("discover", f"http://{source.bootstrap}/query", _TIMEOUT_S)
+        answer = await ask("discover", source.bootstrap, "/query", _TIMEOUT_S)
         try:
             ranks = msgspec.json.decode(answer.body, type=dict[str, _Rank])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

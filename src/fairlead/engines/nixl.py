@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fairlead.engines.kv_transfer import EngineLink, Exported, Party, TransferError
+from fairlead.engines.kv_transfer import Exported, Party, TransferError
 
 _NEEDED: Final = ("remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port")
 
@@ -19,7 +19,7 @@ class Nixl:
 
     longest_import_s = 15.0
 
-    async def discover(self, link: EngineLink, source: Party) -> str:  # noqa: ARG002
+    async def discover(self, source: Party) -> str:  # noqa: ARG002
         return ""
 
     def to_export(self, transfer_id: str) -> Mapping[str, Any]:  # noqa: ARG002

@@ -10,11 +10,8 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-import aiohttp
-
 from fairlead.config import Observe
 from fairlead.core.pool import Endpoint
-from fairlead.engines.ask import new_session
 from fairlead.engines.watch import Watch, WatchCounts
 
 
@@ -27,7 +24,7 @@ class Observers:
         self._observe = observe
         self._endpoints = tuple(endpoints)
         self._clock_s = clock_s
-        self._session: aiohttp.ClientSession | None = None
+        self._started = False
         self._watches: dict[str, Watch] = {}  # by address
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -38,20 +35,18 @@ class Observers:
 
     async def start(self) -> None:
         """The first round of every endpoint starts at once."""
-        self._session = new_session()
+        self._started = True
         await self.replace(self._observe, self._endpoints)
 
     async def stop(self) -> None:
         """Returns when no task and no connection is left. Calling it again, or before `start`, does nothing."""
+        self._started = False
         await self._end(list(self._tasks))
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
 
     async def replace(self, observe: Observe, endpoints: Iterable[Endpoint]) -> None:
         """Watch these instead, by new rules. An endpoint that stays keeps its watch and all that is known of it."""
         self._observe, self._endpoints = observe, tuple(endpoints)
-        if self._session is None:
+        if not self._started:
             return
         wanted = {endpoint.address: endpoint for endpoint in self._endpoints}
         await self._end([a for a, watch in self._watches.items() if wanted.get(a) is not watch.endpoint])
@@ -59,7 +54,7 @@ class Observers:
             if address in self._watches:
                 self._watches[address].observe = observe
                 continue
-            watch = self._watches[address] = Watch(endpoint, observe, self._session, self._clock_s)
+            watch = self._watches[address] = Watch(endpoint, observe, self._clock_s)
             self._tasks[address] = asyncio.create_task(watch.run(), name=f"watch {address}")
 
     async def _end(self, addresses: list[str]) -> None:

@@ -18,15 +18,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import aiohttp
 import msgspec
 import structlog
-from yarl import URL
 
 from fairlead.config import Observe
 from fairlead.core.pool import Endpoint
 from fairlead.core.reported import EngineIdentity, EngineReport, aged, following, restarted
-from fairlead.engines.ask import Answer, UnansweredError, ask
+from fairlead.engines.ask import Answer, Connection, UnansweredError
 from fairlead.engines.metrics_text import MOST_BYTES, read_metrics
 
 _SMALL_BYTES: Final = 64 * 1024  # of every answer but metrics
@@ -52,17 +50,13 @@ class WatchCounts:
 class Watch:
     """`run` watches until it is cancelled. `observe` may be replaced between two rounds."""
 
-    def __init__(
-        self, endpoint: Endpoint, observe: Observe, session: aiohttp.ClientSession, clock_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, observe: Observe, clock_s: Callable[[], float]) -> None:
         self.endpoint = endpoint
         self.observe = observe
         self.counts = WatchCounts()
-        self._session = session
         self._clock_s = clock_s
-        base = URL(f"http://{endpoint.address}")
-        self._metrics_url, self._health_url = base / "metrics", base / "health"
-        self._version_url, self._models_url = base / "version", base / "v1" / "models"
+        # One for each loop: what hangs on one must not delay another.
+        self._for_health, self._for_metrics, self._for_rtt = (Connection(endpoint.address) for _ in range(3))
         self._rtt_known = False
         self._least_ms = math.inf  # of the health probes since the last round trip was measured
         self._was_gone = False  # it answers again, and nothing has told yet whether it restarted
@@ -71,12 +65,16 @@ class Watch:
         self._fault_logged_s: float | None = None
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as loops:
-            loops.create_task(self._repeat(self._check_health, self._health_pause_ms))
-            loops.create_task(self._repeat(self._scrape, lambda: self.observe.interval_ms))
-            # Not in the rush of the first round: the first round trip measured would be our own queue.
-            await asyncio.sleep(random.uniform(_RTT_AFTER_S / 2, _RTT_AFTER_S))
-            loops.create_task(self._repeat(self._measure_rtt, lambda: self.observe.rtt_interval_ms))
+        try:
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(self._repeat(self._check_health, self._health_pause_ms))
+                loops.create_task(self._repeat(self._scrape, lambda: self.observe.interval_ms))
+                # Not in the rush of the first round: the first round trip measured would be our own queue.
+                await asyncio.sleep(random.uniform(_RTT_AFTER_S / 2, _RTT_AFTER_S))
+                loops.create_task(self._repeat(self._measure_rtt, lambda: self.observe.rtt_interval_ms))
+        finally:
+            for connection in (self._for_health, self._for_metrics, self._for_rtt):
+                connection.close()
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], interval_ms: Callable[[], float]) -> None:
         while True:
@@ -96,15 +94,15 @@ class Watch:
     def _doubtful(self) -> bool:
         return self.endpoint.health.doubtful or self._identified != self.endpoint.generation
 
-    async def _ask(self, url: URL, most_bytes: int = _SMALL_BYTES) -> Answer:
-        return await ask(self._session, url, self.observe.timeout_ms / 1e3, most_bytes)
+    async def _ask(self, connection: Connection, path: str, most_bytes: int = _SMALL_BYTES) -> Answer:
+        return await connection.ask(path, self.observe.timeout_ms / 1e3, most_bytes)
 
     # ---- health -------------------------------------------------------------------------------------------------
 
     async def _check_health(self) -> None:
         self.counts.probes += 1
         try:
-            answer = await self._ask(self._health_url)
+            answer = await self._ask(self._for_health, "/health")
         except UnansweredError as error:
             reason: str | None = error.reason
         else:
@@ -152,7 +150,8 @@ class Watch:
     async def _identify(self) -> None:
         generation = self.endpoint.generation
         try:
-            version, models = await self._ask(self._version_url), await self._ask(self._models_url)
+            version = await self._ask(self._for_health, "/version")
+            models = await self._ask(self._for_health, "/v1/models")
         except UnansweredError:
             return  # the next probe asks again
         if models.status >= 500 or version.status >= 500:
@@ -169,7 +168,7 @@ class Watch:
             return
         self.counts.scrapes += 1
         try:
-            answer = await self._ask(self._metrics_url, MOST_BYTES)
+            answer = await self._ask(self._for_metrics, "/metrics", MOST_BYTES)
         except UnansweredError as error:
             self._scrape_failed(error.reason)
             if error.reason == "connect":  # nobody is at the port: no need to wait for /health to say so
@@ -203,7 +202,7 @@ class Watch:
 
     async def _measure_rtt(self) -> None:
         try:
-            answers = [await self._ask(self._version_url) for _ in range(2)]
+            answers = [await self._ask(self._for_rtt, "/version") for _ in range(2)]
         except UnansweredError:
             return  # a failed probe says nothing of the network: the smoothed value stays
         if any(answer.status >= 500 for answer in answers):

@@ -12,15 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import aiohttp
 import structlog
 
 from fairlead.core.facts import RequestFacts
 from fairlead.core.moves import Move
 from fairlead.core.pool import Endpoint
 from fairlead.core.router import Router
-from fairlead.engines.ask import new_session
-from fairlead.engines.kv_transfer import Connector, Copied, Deadlines, EngineLink, Party, Stage, TransferError, copy_kv
+from fairlead.engines.kv_transfer import Connector, Copied, Deadlines, Party, Stage, TransferError, copy_kv, tokenize
 from fairlead.engines.mooncake import Mooncake
 from fairlead.engines.nixl import Nixl
 from fairlead.migration.context import NotMovedError, tokenize_request, whole_blocks
@@ -68,7 +66,6 @@ class Mover:
         self._clock_s = clock_s
         self._decided = decided
         self._kv_bytes_per_token = kv_bytes_per_token  # by model
-        self._session: aiohttp.ClientSession | None = None
         self._copies: set[asyncio.Task[None]] = set()
 
     @property
@@ -90,9 +87,6 @@ class Mover:
             copy.cancel()
         if self._copies:
             await asyncio.wait(self._copies)
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
 
     async def _copy(self, move: Move, request: RequestFacts, path: str, body: bytes) -> None:
         try:
@@ -101,7 +95,7 @@ class Mover:
                 raise NotMovedError("source_gone")
             parts = tokenize_request(path, body, source.model)
             del body
-            ids = await self._link().tokenize(self._party(move.source), parts, self.deadlines.tokenize_s)
+            ids = await tokenize(self._party(move.source), parts, self.deadlines.tokenize_s)
             del parts
             await self._copy_and_flip(move, request, source, ids)
         except NotMovedError as error:
@@ -125,7 +119,7 @@ class Mover:
         if not ids:
             raise NotMovedError("short")
         here, there = self._party(move.source), self._party(move.target)
-        copied = await copy_kv(self._link(), connector, here, there, source.model, ids, block_tokens, self.deadlines)
+        copied = await copy_kv(connector, here, there, source.model, ids, block_tokens, self.deadlines)
         self._count(copied, source.model)
         refused = self._router.flip(move, request, len(ids) / len(all_ids), self._clock_s())
         if refused is not None:
@@ -141,11 +135,6 @@ class Mover:
         while not self._decided(move.session) and self._clock_s() < until_s:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(_DECIDED_EVERY_S)
         return self._router.sessions.address_of(move.session) == move.target
-
-    def _link(self) -> EngineLink:
-        if self._session is None:
-            self._session = new_session()
-        return EngineLink(self._session)
 
     def _party(self, address: str) -> Party:
         return Party(address, self._bootstraps().get(address, ""))
