@@ -306,7 +306,7 @@ class Sidecar:
         escalation.sample_files = {
             name: SampleFile(folder / route.sample.file) for name, route in cascades.items() if route.sample is not None
         }
-        self.cascades.use({name: route.route(name) for name, route in cascades.items()})
+        self.cascades.routes = {name: route.route(name) for name, route in cascades.items()}
 
     def _bootstraps(self) -> dict[str, str]:
         configured = zip(self.config.pool.endpoints, self.router.pool.endpoints, strict=True)

@@ -130,3 +130,19 @@ def test_a_tool_result_may_hold_an_image() -> None:
 
 def test_a_list_that_mixes_objects_with_other_values_is_left_to_the_engine() -> None:
     assert b"needle" in read("/v1/responses", input=[{"role": "user"}, "needle", 3]).text
+
+
+def test_one_image_or_one_odd_list_among_many_messages_changes_no_other_message() -> None:
+    def content(number: int) -> list[dict[str, str]]:
+        return [{"type": "text", "text": f"words {number}"}]
+
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
+    plain = [{"role": "user", "content": content(number)} for number in range(50)]
+    before = read(messages=plain).text
+    with_image = read(messages=[*plain, {"role": "user", "content": [image]}])
+    assert (with_image.media, with_image.text.startswith(before), len(with_image.text) - len(before) < 100) == (
+        1,
+        True,
+        True,
+    )
+    assert read(messages=[*plain, {"role": "user", "content": ["odd", {"type": "text"}]}]).text.startswith(before)

@@ -91,6 +91,7 @@ def test_routing_sees_what_the_engine_sees() -> None:
     sidecar = Sidecar()
     sidecar.send(ask([2, 1, *LONG]))
     sidecar.send(ask([*LONG, 1, 2]))
+    sidecar.shared.recorder.settle()
     decisions = sidecar.shared.recorder.decisions
     assert decisions[-1].cached_tokens > 0.8 * decisions[-1].tokens
 

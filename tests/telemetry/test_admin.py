@@ -101,6 +101,7 @@ async def test_only_the_last_decisions_are_kept(conversation: Conversation) -> N
         one = Conversation(conversation.shared)
         one.say(request_headers(), request_body(chat()))
         one.stream.close()
+    conversation.shared.recorder.settle()
     assert len(conversation.shared.recorder.decisions) == KEPT_DECISIONS
 
 

@@ -196,9 +196,13 @@ def candidates(
     limit = request.max_output_tokens
     least = min([e.inflight_requests + e.others_inflight_requests for e in endpoints], default=0)
     options = []
+    capability, success_probability = None, 1.0
     for e in endpoints:
         cached = min(cached_tokens.get(e.address, 0), tokens) if cached_tokens else 0
         said = e.reported
+        if e.capability is not capability:  # those of one model share it
+            capability = e.capability
+            success_probability = capability.success_probability(language, bucket, tokens)
         kv_usage = said.kv_usage or 0.0
         options.append(
             Candidate(
@@ -212,7 +216,7 @@ def candidates(
                 e.rtt_ms,
                 e.prefill_ms_per_token,
                 e.decode_ms_per_token,
-                e.capability.success_probability(language, bucket, tokens),
+                success_probability,
                 attempted.count(e.model) if attempted else 0,
                 e.last_chosen,
                 e.address == host,

@@ -7,6 +7,7 @@ their characters. Checks that an engine makes itself (roles, sampling parameters
 from __future__ import annotations
 
 import re
+from struct import Struct
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -48,6 +49,8 @@ _UNSET: Final = msgspec.UNSET
 _NULL: Final = msgspec.Raw(b"null")
 _OPENING_BRACKET: Final = ord("[")
 _OPENING_BRACE: Final = ord("{")
+_OF_A_LIST: Final = (b"[",)
+_first_byte: Final = Struct("c").unpack_from  # half the time of a memoryview
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -90,6 +93,7 @@ class _Body(msgspec.Struct, gc=False):
 
 _decode = msgspec.json.Decoder(_Body).decode
 _decode_parts = msgspec.json.Decoder(list[_Part]).decode
+_decode_lists = msgspec.json.Decoder(list[list[_Part]]).decode
 _decode_fields = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 _MEDIA_KEYS: Final = frozenset(_Part.__struct_fields__) - {"content"}
 _TEXT_ALONE: Final = _Part()
@@ -142,10 +146,12 @@ def _pieces(read: _Body) -> tuple[list[_Piece], _Piece | None, int]:
             media += _add(part, pieces)
     messages = read.messages or ()
     append = pieces.append
+    lists = [message.content for message in messages if _first_byte(message.content) == _OF_A_LIST]
+    reads_lists = lists and not _are_text_alone(lists)
     for message in messages:
         content, tool_calls = message.content, message.tool_calls
         append(message.role)
-        if memoryview(content)[0] == _OPENING_BRACKET:
+        if reads_lists and _first_byte(content) == _OF_A_LIST:
             media += _add(content, pieces)
         else:
             append(content)
@@ -159,6 +165,15 @@ def _pieces(read: _Body) -> tuple[list[_Piece], _Piece | None, int]:
         if part is not _UNSET:
             media += _add(part, pieces)
     return pieces, user_text, media
+
+
+def _are_text_alone(lists: list[msgspec.Raw]) -> bool:
+    """Whether no list of content parts has media in it: in one parse, as agents send hundreds of short lists."""
+    try:
+        read = _decode_lists(b"[%b]" % b",".join(lists))
+    except msgspec.ValidationError:  # other values among the parts
+        return False
+    return all(parts.count(_TEXT_ALONE) == len(parts) for parts in read)
 
 
 def _add(value: msgspec.Raw, pieces: list[_Piece]) -> int:

@@ -63,13 +63,23 @@ def least_first(
     A fixed order would herd equal requests on one replica, and so would the noise of measured times: those whose key is
     within `tie_width` of the least are equals too.
     """
-    scored: list[tuple[float, float, int]]
-    if random_tie is None:
-        scored = [(key(c), c.last_chosen, position) for position, c in enumerate(candidates)]
-    else:
-        scored = [(key(c), random_tie.random(), position) for position, c in enumerate(candidates)]
-    scored.sort()
+    ties = None if random_tie is None else [random_tie.random() for _ in candidates]
+    return in_order(candidates, [key(c) for c in candidates], ties, tie_width=tie_width)
+
+
+def in_order(
+    candidates: Sequence[Candidate],
+    scores: Sequence[float],
+    ties: Sequence[float] | None = None,
+    *,
+    tie_width: float = 0.0,
+) -> list[Ranked]:
+    """As `least_first`, of scores that are already known; `ties` decide instead of when an endpoint was last chosen."""
+    if ties is None:
+        ties = [c.last_chosen for c in candidates]
+    scored = sorted(zip(scores, ties, range(len(scores)), strict=True))
     if tie_width > 0.0:
         equals = bisect_right(scored, scored[0][0] + tie_width, key=itemgetter(0))
-        scored[:equals] = sorted(scored[:equals], key=itemgetter(1))
+        if equals > 1:
+            scored[:equals] = sorted(scored[:equals], key=itemgetter(1))
     return [Ranked(candidates[position], score) for score, _, position in scored]

@@ -29,19 +29,16 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestCascades:
-    """Routes are replaced all at once; a request keeps the route that it entered by."""
+    """A request keeps the route that it entered by, whatever becomes of `routes` meanwhile."""
 
     def __init__(self, counts: CascadeCounts) -> None:
         self.counts = counts
         self.escalation: Escalation | None = None  # made when the event loop runs
-        self._routes: Mapping[str, CascadeRoute] = {}
-
-    def use(self, routes: Mapping[str, CascadeRoute]) -> None:
-        self._routes = routes
+        self.routes: Mapping[str, CascadeRoute] = {}  # replaced all at once
 
     def route_of(self, asked: str, headers: h.Headers) -> CascadeRoute | None:
         """None for other models and routes, and for requests that a cascade itself sent."""
-        route = self._routes.get(asked)
+        route = self.routes.get(asked)
         if route is None or self.escalation is None or headers.get(h.INNER) == self.escalation.secret:
             return None
         return route

@@ -25,7 +25,7 @@ _SERVED_NAMESPACE: Final = "envoy.lb"
 _SERVED_KEY: Final = "x-gateway-destination-endpoint-served"
 
 # What a client may not say: the answers are ours, and an ORIGINAL_DST cluster would follow the last one anywhere.
-_FORBIDDEN: Final = (MODEL, ENDPOINT, DECISION, INNER, _SUBSET_KEY.encode(), b"x-envoy-original-dst-host")
+_FORBIDDEN: Final = frozenset({MODEL, ENDPOINT, DECISION, INNER, _SUBSET_KEY.encode(), b"x-envoy-original-dst-host"})
 
 Headers = dict[bytes, bytes]
 
@@ -55,7 +55,7 @@ def status_and_type(header_map: HeaderMap) -> tuple[int, bytes]:
 
 def forbidden_in(headers: Headers) -> list[str]:
     """Names of headers that must not reach an engine because a client sent them."""
-    return [name.decode() for name in _FORBIDDEN if name in headers]
+    return [] if _FORBIDDEN.isdisjoint(headers) else sorted(name.decode() for name in _FORBIDDEN & headers.keys())
 
 
 def subset_hint(request: ProcessingRequest) -> Collection[str] | None:

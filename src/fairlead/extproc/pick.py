@@ -86,17 +86,18 @@ def pick(
     session_id = _session_id(headers, shared.session_headers)
     tenant = headers.get(shared.tenant_header, b"")
     reuse, shaped = shared.reuse, None
-    if reuse is not None:
+    if reuse is not None and reuse.has_rules:
         shaped = reuse.shape(asked, path, headers, body, prompt, session_id or b"", tenant)
         prompt = prompt if shaped is None else shaped.prompt
     facts = make_facts(prompt, asked, attempted_models, session_id, tenant, shared.learner.ratio)
     others = () if shaped is None else shaped.others
-    cascade = None if shared.cascades is None else shared.cascades.route_of(asked, headers)
-    entry = None
-    if cascade is None or shared.cascades is None:
+    cascades, cascade, entry = shared.cascades, None, None
+    if cascades is not None and cascades.routes:
+        cascade = cascades.route_of(asked, headers)
+    if cascades is None or cascade is None:
         decision = shared.router.decide(facts, subset, started_s, others)
     else:
-        decision, facts, entry = shared.cascades.decide(
+        decision, facts, entry = cascades.decide(
             shared.router, cascade, facts, path, body, subset, started_s, others, can_hold=can_hold
         )
     if isinstance(decision, Refusal):

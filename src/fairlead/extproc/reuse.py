@@ -58,10 +58,12 @@ class RequestReuse:
         self.reuse = reuse
         self._rules: Mapping[str, ReuseRule] = {}
         self._other_routes: ReuseRule | None = None
+        self.has_rules = False
 
     def use(self, rules: Mapping[str, ReuseRule], other_routes: ReuseRule | None) -> None:
         """`rules` by model or route; `other_routes` for those that have none."""
         self._rules, self._other_routes = rules, other_routes
+        self.has_rules = bool(rules) or other_routes is not None
 
     def shape(
         self,

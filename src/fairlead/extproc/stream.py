@@ -46,51 +46,29 @@ Replies = Iterable[bytes]
 class Stream:
     """The state of one request. `on` takes each message; `close` must follow, whichever way the stream ends."""
 
-    __slots__ = (
-        "_body",
-        "_body_bytes",
-        "_code",
-        "_decision",
-        "_ended",
-        "_headers",
-        "_holding",
-        "_observed",
-        "_path",
-        "_pick_made",
-        "_picked_s",
-        "_request_duplex",
-        "_request_id",
-        "_response_duplex",
-        "_route",
-        "_seen",
-        "_settled",
-        "_shared",
-        "_started_s",
-        "_subset",
-        "held",
-    )
+    # Most of these stay as they are: setting them for each request would cost more than the rest of making it.
+    _path: str | None = None  # of a generation API; None: the body passes unread
+    _body_bytes = 0
+    _subset: Collection[str] | None = None
+    _request_id = b""
+    _request_duplex = False
+    _response_duplex = False
+    _settled = False  # the request's headers and body have been answered
+    _ended = False
+    _decision: Decision | None = None
+    _pick_made: Pick | None = None
+    _observed: ObservedAnswer | None = None
+    _seen: Observation | None = None  # what the observed answer said
+    _route = ""
+    _code = ABORTED_CODE
+    _holding: Entry | None = None  # the answer's body is for a judge
+    held: Held | None = None  # until it is settled, Envoy waits
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._started_s = shared.clock_s()
+        self._started_s = self._picked_s = shared.clock_s()
         self._headers: h.Headers = {}
-        self._path: str | None = None  # of a generation API; None: the body passes unread
         self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._subset: Collection[str] | None = None
-        self._request_id = b""
-        self._request_duplex = self._response_duplex = False
-        self._settled = False  # the request's headers and body have been answered
-        self._ended = False
-        self._decision: Decision | None = None
-        self._pick_made: Pick | None = None
-        self._picked_s = self._started_s
-        self._observed: ObservedAnswer | None = None
-        self._seen: Observation | None = None  # what the observed answer said
-        self._route = ""
-        self._code = ABORTED_CODE
-        self._holding: Entry | None = None  # the answer's body is for a judge
-        self.held: Held | None = None  # until it is settled, Envoy waits
 
     def on(self, message: ProcessingRequest) -> Replies:
         """Replies to one message, in order. Raises nothing that a client could cause."""
@@ -127,10 +105,12 @@ class Stream:
             else:
                 served.answered_s = now_s
         self._shared.recorder.ended(self._route, decision.model, address, self._code, now_s - self._started_s)
-        outcome, picked, log = self._outcome(now_s), self._pick_made, self._shared.recorder.log
-        self._shared.router.feedback(decision, outcome, now_s)
-        if log is not None and picked is not None:
-            log.add(picked.request, decision, outcome, address, self._request_id)
+        router, log, picked = self._shared.router, self._shared.recorder.log, self._pick_made
+        if router.tuner is not None or log is not None:
+            outcome = self._outcome(now_s)
+            router.feedback(decision, outcome, now_s)
+            if log is not None and picked is not None:
+                log.add(picked.request, decision, outcome, address, self._request_id)
 
     def _outcome(self, now_s: float) -> Outcome:
         total_ms, seen = (now_s - self._picked_s) * 1e3, self._seen
@@ -185,8 +165,9 @@ class Stream:
             return replies.streamed_request_body(part.body, end_of_stream=part.end_of_stream)
         if self._settled:  # a second end of stream: in duplex mode it is ours to tell, and was told
             return () if self._request_duplex else (replies.REQUEST_BODY,)
-        self._body.append(part.body)
-        self._body_bytes += len(part.body)
+        read = part.body  # each look at it is a copy
+        self._body.append(read)
+        self._body_bytes += len(read)
         if self._body_bytes > self._shared.max_body_bytes:
             return self._refuse(refusals.too_large(self._shared.max_body_bytes))
         if self._subset is None:
@@ -236,7 +217,8 @@ class Stream:
         self._decision = decision
         self._route = route
         # Past the end of a short list Envoy would go on with any engine, perhaps of another model: repeat the list.
-        destination = ",".join(islice(cycle(decision.addresses), 1 + self._shared.router.fallbacks))
+        addresses, wanted = decision.addresses, 1 + self._shared.router.fallbacks
+        destination = ",".join(addresses if len(addresses) == wanted else islice(cycle(addresses), wanted))
         return destination, [] if self._headers.get(h.REQUEST_ID) else [(h.REQUEST_ID, self._request_id)]
 
     def _refuse(self, answer: HttpAnswer, route: str = "") -> Replies:

@@ -21,7 +21,7 @@ from msgspec import Meta
 from fairlead.core.cost import CostTerms
 from fairlead.core.facts import RequestFacts
 from fairlead.core.pool import Candidate
-from fairlead.core.ranking import Ranking, least_first
+from fairlead.core.ranking import Ranking, in_order
 from fairlead.policies.registry import Rule, register
 
 
@@ -39,17 +39,17 @@ class Fairlead(Rule, frozen=True):
         rtt_weight, queue_weight, batch_weight = self.rtt_weight, self.queue_weight, self.batch_weight
         stall_weight, penalty = self.stall_weight, self.retry_penalty
         stalled_share = 1 + self.crowd_weight * candidates[0].least_inflight_requests
-
-        def cost_ms(c: Candidate) -> float:
-            stalled_tokens = c.uncached_tokens * (stalled_share + stall_weight * c.inflight_requests)
+        costs_ms = []
+        for c in candidates:  # a function for it would cost as much as the sum
+            inflight = c.inflight_requests
+            stalled_tokens = c.uncached_tokens * (stalled_share + stall_weight * inflight)
             latency_ms = (
                 rtt_weight * c.rtt_ms
                 + c.prefill_ms_per_token * (stalled_tokens + queue_weight * c.pending_prefill_tokens)
-                + c.decode_ms_per_token * c.output_tokens * (1 + batch_weight * c.batch_slowdown * c.inflight_requests)
+                + c.decode_ms_per_token * c.output_tokens * (1 + batch_weight * c.batch_slowdown * inflight)
             )
-            return latency_ms / c.success_probability * penalty**c.attempts
-
-        order = least_first(candidates, cost_ms, tie_width=self.tie_ms)
+            costs_ms.append(latency_ms / c.success_probability * (penalty**c.attempts if c.attempts else 1.0))
+        order = in_order(candidates, costs_ms, tie_width=self.tie_ms)
         return Ranking(order, "affinity" if order[0].candidate.is_host else "cost")
 
     def explain(self, candidate: Candidate) -> CostTerms:

@@ -67,7 +67,9 @@ class _Pages:
         wanted = request.query.get("limit", str(KEPT_DECISIONS))
         if not (wanted.isascii() and wanted.isdigit()):
             return web.Response(status=400, text="limit must be a number, for example ?limit=20\n")
-        newest_first = islice(reversed(self._sources.recorder.decisions), min(int(wanted[:9]), KEPT_DECISIONS))
+        recorder = self._sources.recorder
+        recorder.settle()
+        newest_first = islice(reversed(recorder.decisions), min(int(wanted[:9]), KEPT_DECISIONS))
         return json_answer({"decisions": [_shown(record) for record in newest_first]})
 
     async def _endpoints(self, _: web.Request) -> web.Response:

@@ -71,6 +71,7 @@ class FairleadCollector(Collector):
 
     def _requests(self) -> Iterator[Metric]:
         recorder = self._recorder
+        recorder.settle()
         requests = CounterMetricFamily(
             "fairlead_requests",
             "Requests ended, by asked model or route, serving model and endpoint, and status (499: client left first)",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # it knows the configuration, which need not be loaded to cou
     from fairlead.decision_log.log import DecisionLog
 
 KEPT_DECISIONS: Final = 1000
+_COUNTED_AT_ONCE: Final = 64
 
 DECISION_SECONDS: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
 COST_MILLISECONDS: Final = (1.0, 5.0, 20.0, 100.0, 500.0, 2000.0, 10_000.0, 60_000.0)
@@ -81,8 +82,25 @@ class EndpointCounts:
         self.prefix_hit_tokens = 0
 
 
+class _Decided(NamedTuple):
+    """What is kept of a decision until it is counted."""
+
+    at: float
+    asked: str
+    language: str
+    bucket: int
+    tokens: int
+    attempted: tuple[str, ...]
+    decision: Decision
+    request_id: bytes
+    duration_s: float
+
+
 class Recorder:
-    """Written by the request path, read by the admin server on the same event loop."""
+    """Written by the request path, read by the admin server on the same event loop, which must `settle` first.
+
+    Decisions are counted some at a time: code that runs once between other code runs many times slower than in a loop.
+    """
 
     def __init__(self) -> None:
         self.decisions: deque[DecisionRecord] = deque(maxlen=KEPT_DECISIONS)
@@ -100,21 +118,47 @@ class Recorder:
         self.stream_failures = 0
         self.last_stream_failure = ""
         self.log: DecisionLog | None = None
+        self._decided: list[_Decided] = []  # not counted yet
 
     def decided(self, request: RequestFacts, decision: Decision, request_id: bytes, duration_s: float) -> None:
         """A request was given an endpoint, after `duration_s` of work."""
+        self._decided.append(
+            _Decided(
+                time.time(),
+                request.model,
+                request.language,
+                request.bucket,
+                request.tokens,
+                request.attempted,
+                decision,
+                request_id,
+                duration_s,
+            )
+        )
+        if len(self._decided) == _COUNTED_AT_ONCE:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count the decisions that were not counted yet."""
+        decided, self._decided = self._decided, []
+        for each in decided:
+            self._count(each)
+            self.decisions.append(_record(each))
+
+    def _count(self, decided: _Decided) -> None:
+        decision, tokens = decided.decision, decided.tokens
         model, best = decision.model, decision.best
         self.attempts[model] = self.attempts.get(model, 0) + 1
-        self.prompt_tokens[model] = self.prompt_tokens.get(model, 0) + request.tokens
+        self.prompt_tokens[model] = self.prompt_tokens.get(model, 0) + tokens
         self.prefix_hit_tokens[model] = self.prefix_hit_tokens.get(model, 0) + decision.cached_tokens
         address = decision.addresses[0]
         counts = self.by_endpoint.get(address)
         if counts is None:
             counts = self.by_endpoint[address] = EndpointCounts()
         counts.decisions += 1
-        counts.prompt_tokens += request.tokens
+        counts.prompt_tokens += tokens
         counts.prefix_hit_tokens += decision.cached_tokens
-        self.decision_seconds.observe(duration_s)
+        self.decision_seconds.observe(decided.duration_s)
         terms = decision.terms(best[0]) if best else None
         if terms is not None:
             cost_ms = self.cost_ms
@@ -123,25 +167,6 @@ class Recorder:
             cost_ms["queue"].observe(terms.queue_ms)
             cost_ms["decode"].observe(terms.decode_ms)
             cost_ms["total"].observe(terms.total_ms())
-        self.decisions.append(
-            DecisionRecord(
-                at=time.time(),
-                request_id=request_id[:64].decode("latin-1"),
-                asked=request.model,
-                language=request.language,
-                bucket=BUCKETS[request.bucket],
-                tokens=request.tokens,
-                cached_tokens=decision.cached_tokens,
-                attempted=tuple([name[:64] for name in request.attempted]),
-                model=model,
-                endpoints=decision.addresses,
-                why=decision.why,
-                considered=decision.considered,
-                best=best,
-                policy=decision.policy,
-                migration=told(decision.migration),
-            )
-        )
 
     def ended(self, route: str, model: str, endpoint: str, code: int, duration_s: float) -> None:
         """A request ended with `code`; model and endpoint are empty where Fairlead answered itself."""
@@ -167,3 +192,24 @@ class Recorder:
         """A fault of ours while handling a message; the request went on without us."""
         self.stream_failures += 1
         self.last_stream_failure = cause
+
+
+def _record(decided: _Decided) -> DecisionRecord:
+    decision = decided.decision
+    return DecisionRecord(
+        at=decided.at,
+        request_id=decided.request_id[:64].decode("latin-1"),
+        asked=decided.asked,
+        language=decided.language,
+        bucket=BUCKETS[decided.bucket],
+        tokens=decided.tokens,
+        cached_tokens=decision.cached_tokens,
+        attempted=tuple([name[:64] for name in decided.attempted]),
+        model=decision.model,
+        endpoints=decision.addresses,
+        why=decision.why,
+        considered=decision.considered,
+        best=decision.best,
+        policy=decision.policy,
+        migration=told(decision.migration),
+    )

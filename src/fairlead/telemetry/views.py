@@ -49,6 +49,7 @@ class Sources:
 def status(sources: Sources) -> Document:
     """The sidecar as a whole; counts are since its start."""
     recorder, router = sources.recorder, sources.router
+    recorder.settle()
     policy = router.policy
     return {
         "version": __version__,
@@ -75,6 +76,7 @@ def status(sources: Sources) -> Document:
 def endpoints(sources: Sources) -> Iterator[Document]:
     """Every endpoint as the router sees it when it is asked for."""
     router, now_s = sources.router, sources.clock_s()
+    sources.recorder.settle()
     sessions = router.sessions.by_host()
     ended: dict[str, Counter[str]] = {}
     for (_, _, address, code), count in sources.recorder.requests.items():
