@@ -47,7 +47,7 @@ bench-reuse: $(INSTALLED) ## What context reuse saves and costs, on real lists o
 	$(BIN)/fairlead bench-reuse $(if $(CONTEXTPILOT),--contextpilot $(CONTEXTPILOT))
 
 papers: $(INSTALLED) ## The papers' experiments, repeated in simulated time; writes benchmarks/results/papers/.
-	@for each in benchmarks/papers/*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done
+	@for each in benchmarks/papers/[a-z]*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done
 
 lab: $(INSTALLED) ## Real vLLM servers on this CPU with tiny models, Envoy and the sidecar; MODELS="wren stork" for some.
 	@$(BIN)/python -m lab $(MODELS)

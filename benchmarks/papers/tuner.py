@@ -1,6 +1,6 @@
 """Tuners of weights on equal numbers of requests: GORGO's as published, and the one that mends its faults.
 
-    python benchmarks/papers/tuner.py [--seeds 10] [--requests 4096 ...] [--load 0.9 1.1 ...]
+    python benchmarks/papers/tuner.py [--seeds 10] [--requests 4096] [--load 0.9 1.1]
 
 Writes benchmarks/results/papers/tuner.md and tuner.png; with another load or number, tuner-load-<load>.md,
 tuner-<requests>.md and so on. Long sessions in three regions with the paper's round trips; engines are of another speed
@@ -22,7 +22,7 @@ from random import Random
 from statistics import fmean
 from typing import Any, Final, Literal
 
-import msgspec
+from _three_regions import KV_TOKENS, REGIONS, WRONG, sessions, three_regions, wrong
 from matplotlib.figure import Figure
 from rich.progress import Progress
 
@@ -30,7 +30,6 @@ from fairlead.bench import markdown
 from fairlead.bench.machine import machine_facts, this_machine
 from fairlead.bench.numbers import Estimate, estimate
 from fairlead.core.evolution import Weights
-from fairlead.core.facts import session_key
 from fairlead.core.ranking import Policy
 from fairlead.decision_log import files
 from fairlead.decision_log.reader import read_decisions
@@ -38,15 +37,13 @@ from fairlead.policies import build_policy
 from fairlead.policies.gorgo_hillclimb import BOX, Climbing
 from fairlead.replay.contest import contestant, faster_for
 from fairlead.replay.logged import LoggedSimulation
-from fairlead.replay.network import constant, drawn
 from fairlead.replay.observed import observed, world_yaml
 from fairlead.replay.run import Traffic
 from fairlead.replay.simulation import Answer, Simulation
 from fairlead.replay.traces import read_trace
-from fairlead.replay.workload import Conversation, Turn, Workload
-from fairlead.replay.world import EndpointSpec, Observation, World
+from fairlead.replay.workload import Workload
+from fairlead.replay.world import World
 from fairlead.replay.world_file import read_world
-from fairlead.simulate.parameters import EngineParameters
 from fairlead.tuning.offline import Ground, tune
 from fairlead.tuning.online import OnlineTuner, TunerSettings
 from fairlead.tuning.weights import BOXES
@@ -54,14 +51,8 @@ from fairlead.tuning.window import quantile
 
 OUT = Path("benchmarks/results/papers")
 FIRST_SEED = 100  # our tuner was made on seeds from 900 on; 0 to 9 were seen with an earlier version of it
-LOADS, REQUESTS = (0.9, 1.1), (4096, 8192)  # shares of what least_request can serve; requests to learn on
+LOADS, REQUESTS = (0.9, 1.1), (4096,)  # shares of what least_request can serve; requests to learn on
 SEEDS, PROPOSALS = (0,), 24  # of `fairlead tune`: a log comes out the same with every seed
-WRONG = 0.3  # standard deviation of the logarithm of what fitted constants are multiplied by, for wrong ones
-BLOCK_TOKENS = 128
-REGIONS = {"ashburn": (37.0, 8.0), "frankfurt": (279.0, 30.0), "seoul": (456.0, 120.0)}  # GORGO, figure 1; spreads ours
-PREFILL_MS_PER_TOKEN, DECODE_MS_PER_STEP, DECODE_MS_PER_SEQUENCE = 0.1, 10.0, 0.3
-SPREAD = 0.3  # of the logarithm of each, from seed to seed
-KV_TOKENS = 600_000
 
 Tuner = Literal["none", "published", "ours, live", "ours, from the log", "from the log, wrong world"]
 LIVE: Final[Tuner] = "ours, live"
@@ -159,48 +150,6 @@ def write(results: Results, condition: Condition, facts: str) -> None:
     print(text)
 
 
-def three_regions(seed: int) -> World:
-    rng = Random(f"regions {seed}")
-    engine = EngineParameters(
-        prefill_ms_per_token=PREFILL_MS_PER_TOKEN * rng.lognormvariate(0.0, SPREAD),
-        decode_ms_per_step=DECODE_MS_PER_STEP * rng.lognormvariate(0.0, SPREAD),
-        decode_ms_per_sequence=DECODE_MS_PER_SEQUENCE * rng.lognormvariate(0.0, SPREAD),
-    )
-    return World(
-        tuple(
-            EndpointSpec(f"10.0.0.{number}:8000", region=region, engine=engine, kv_tokens=KV_TOKENS)
-            for number, region in enumerate(REGIONS, start=1)
-        ),
-        regions={name: drawn(mean, deviation, rng) for name, (mean, deviation) in REGIONS.items()},
-        # Every first token is seen: the published tuner needs it. What engines report no policy here looks at.
-        observation=Observation(messages_per_second=1e9, scrape_s=30.0),
-    )
-
-
-def sessions(name: str, requests: int) -> Workload:
-    """Growing conversations that repeat what was said, of some 15,000 tokens in the mean; the rate is set later."""
-    rng = Random(name)
-    conversations: list[Conversation] = []
-    now_ms, total, number = 0.0, 0, 0
-    while total < requests:
-        number += 1
-        now_ms += rng.expovariate(1 / 1000.0)
-        tokens = int(rng.lognormvariate(8.6, 0.7)) + 500
-        turns = []
-        for turn in range(min(1 + int(rng.expovariate(1 / 7.0)), requests - total)):
-            answer = min(1000, 1 + int(rng.lognormvariate(5.0, 0.8)))
-            runs = ((number << 20, tokens // BLOCK_TOKENS),)
-            think_ms = 1e3 * rng.expovariate(1 / 15.0) if turn else 0.0
-            turns.append(Turn(tokens, answer, runs, think_ms))
-            tokens += answer + int(rng.lognormvariate(7.0, 0.9))
-            if tokens > 60_000:
-                break
-        total += len(turns)
-        key = session_key(f"{name} {number}".encode())
-        conversations.append(Conversation(now_ms, tuple(turns), key, sum(turn.think_ms for turn in turns)))
-    return Workload(name, tuple(conversations), BLOCK_TOKENS)
-
-
 def start_of(name: str, seed: int) -> Weights:
     if name == START:
         return {"rtt_weight": 0.5, "queue_weight": 0.1}
@@ -257,25 +206,6 @@ def from_log(untuned: Result, tuner: Tuner, world: World, held_out: Workload, se
     times = held_out_p95s(weights, world, held_out, seed)
     known = replace(untuned, weights=weights, held_out_total_ms=times[0], held_out_first_token_ms=times[1])
     return replace(known, fitted=compared(seen, world, untuned, folder, seed))
-
-
-def wrong(world: World, rng: Random) -> World:
-    """`world` with each constant, round trip and size of caches off by a factor of its own."""
-    factors = {name: rng.lognormvariate(0.0, WRONG) for name in ("prefill", "step", "sequence", "kv")}
-
-    def mistaken(spec: EndpointSpec) -> EndpointSpec:
-        engine = replace(
-            spec.engine,
-            prefill_ms_per_token=spec.engine.prefill_ms_per_token * factors["prefill"],
-            decode_ms_per_step=spec.engine.decode_ms_per_step * factors["step"],
-            decode_ms_per_sequence=spec.engine.decode_ms_per_sequence * factors["sequence"],
-        )
-        return msgspec.structs.replace(spec, engine=engine, kv_tokens=int(spec.kv_tokens * factors["kv"]))
-
-    regions = {
-        name: constant(rtt.at(0.0) * rng.lognormvariate(0.0, WRONG)) for name, rtt in sorted(world.regions.items())
-    }
-    return msgspec.structs.replace(world, endpoints=tuple(map(mistaken, world.endpoints)), regions=regions)
 
 
 def compared(seen: World, world: World, untuned: Result, folder: Path, seed: int) -> tuple[float, ...]:
@@ -427,7 +357,7 @@ def _weight_rows(results: Results) -> Iterator[list[str]]:
 
 
 def _shown(results: Results) -> list[tuple[str, Tuner]]:
-    return [each for each in results if each[1] != "none" or each[0] == DRAWN]
+    return [each for each in results if each[1] != WRONGLY and (each[1] != "none" or each[0] == DRAWN)]
 
 
 def draw(results: Results, path: Path) -> None:
