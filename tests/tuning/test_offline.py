@@ -9,18 +9,27 @@ import sys
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 import yaml
 
 from fairlead.config import PolicyConfig
+from fairlead.decision_log import files
+from fairlead.decision_log.reader import read_decisions
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
+from fairlead.replay.logged import LoggedSimulation
 from fairlead.replay.network import constant
+from fairlead.replay.observed import observed, world_yaml
 from fairlead.replay.run import Traffic
-from fairlead.replay.world import EndpointSpec, World
+from fairlead.replay.simulation import Answer, Simulation
+from fairlead.replay.traces import read_trace
+from fairlead.replay.world import EndpointSpec, Observation, World
+from fairlead.replay.world_file import read_world
 from fairlead.simulate.parameters import EngineParameters
 from fairlead.tuning.offline import Found, Ground, Slice, compare, tune
 from fairlead.tuning.weights import BOXES
+from fairlead.tuning.window import quantile
 
 ENGINE = EngineParameters(prefill_ms_per_token=0.1)
 FAR_MS = 100.0
@@ -39,13 +48,15 @@ regions: {{far: {FAR_MS}}}
 """
 
 
-def write_trace(folder: Path, *, requests: int = 1200, gap_s: float = 0.12, seed: int = 0) -> Path:
+def write_trace(
+    folder: Path, *, requests: int = 1200, gap_s: float = 0.12, seed: int = 0, output_tokens: int = 10
+) -> Path:
     """Prompts of 1,000 tokens, more often than one engine can serve and less often than three can."""
     rng = Random(seed)
     now_s, lines = 0.0, []
     for _ in range(requests):
         now_s += rng.expovariate(1 / gap_s)
-        row = {"at_s": round(now_s, 4), "prompt_tokens": rng.randrange(500, 1500), "output_tokens": 10}
+        row = {"at_s": round(now_s, 4), "prompt_tokens": rng.randrange(500, 1500), "output_tokens": output_tokens}
         lines.append(json.dumps(row))
     path = folder / "trace.jsonl"
     path.write_text("\n".join(lines) + "\n")
@@ -68,6 +79,27 @@ def test_from_weights_that_overload_the_nearest_engine_it_finds_better_ones(near
     assert nearest_only.held_out is not None
     assert nearest_only.held_out.is_gain
     assert nearest_only.held_out.total.mean < 0.9
+
+
+def test_the_log_of_a_pool_alone_is_enough_to_find_better_weights(tmp_path: Path) -> None:
+    """As an operator does it: the world and the traffic are both from the log."""
+    trace, log = read_trace(write_trace(tmp_path, output_tokens=20)), tmp_path / "decisions"
+    start = {"rtt_weight": 32.0, "queue_weight": 0.1}
+    world = msgspec.structs.replace(WORLD, observation=Observation(messages_per_second=1e9))
+    served = LoggedSimulation(world, trace, build_policy("gorgo", start), seed=0, sink=lambda _: None)
+    served.run()
+    files.write(log, served.rows)
+    (tmp_path / "world.yaml").write_text(world_yaml(observed(read_decisions(log), log), 500_000, ()))
+    ground = Ground((Traffic(str(log)),), read_world(tmp_path / "world.yaml"), seeds=(0,))
+    found = tune("gorgo", build_policy("gorgo", start), BOXES["gorgo"], ground, proposals=8, seed=0)
+    assert found.held_out is not None
+    assert found.held_out.is_gain
+    times_ms = []
+    for weights in (found.best, start):
+        answers: list[Answer] = []
+        Simulation(WORLD, trace, build_policy("gorgo", dict(weights)), seed=1, sink=answers.append).run()
+        times_ms.append(quantile([answer.total_ms for answer in answers]))
+    assert times_ms[0] < 0.9 * times_ms[1]
 
 
 def test_every_proposal_is_kept_with_what_it_was_compared_with(nearest_only: Found) -> None:
