@@ -110,8 +110,8 @@ def observed(decisions: pl.DataFrame, source: Path) -> Observed:
         if known < LEAST_ANSWERS:
             raise UserError(
                 f'{source}: of "{model}", {known} answers of more than {LEAST_DECODE_TOKENS} tokens were observed in '
-                f"full, and {LEAST_ANSWERS} are needed; raise observe.messages_per_second, and let clients ask for usage "
-                "(stream_options.include_usage)"
+                f"full, and {LEAST_ANSWERS} are needed; raise observe.messages_per_second, and let clients ask for "
+                "usage (stream_options.include_usage)"
             )
         usual[model] = _fitted(alike)
     engines = tuple(
