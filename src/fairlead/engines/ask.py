@@ -137,9 +137,6 @@ class _Wire(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one, and does not say so
 
     def data_received(self, data: bytes) -> None:
-        if self._waiter is None:  # nobody has asked
-            self.close()
-            return
         self._begun = True
         size = self._size
         try:
@@ -162,7 +159,7 @@ class _Wire(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._in_body = self._framed = False
-        if self._waiter is None:
+        if self._waiter is None:  # nobody has asked
             self.close()
 
     def on_header(self, name: bytes, _value: bytes) -> None:
