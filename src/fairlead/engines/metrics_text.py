@@ -52,7 +52,7 @@ _COUNTERS: Final = frozenset({"queried", "queried_prompt", "hit", "prompt", "gen
 _TOO_MUCH: Final = 1e18  # of anything; keeps sums finite
 _RANK: Final = re.compile(rb'[{,](?:engine|dp_rank)="([^"]*)"')
 _BLOCK_SIZE: Final = re.compile(rb'[{,]block_size="([0-9]{1,9})"')
-_DTYPE: Final = re.compile(rb'\nvllm:cache_config_info\{[^\n]{0,4096}?[{,]?cache_dtype="([\w.]{1,32})"')
+_DTYPE: Final = re.compile(rb'[{,]cache_dtype="([\w.]{1,32})"')
 _BLOCKS: Final = re.compile(rb'[{,]num_gpu_blocks="([0-9]{1,12})"')
 
 _Ranks = dict[bytes, float]  # a value for each data-parallel rank
@@ -61,11 +61,14 @@ _Ranks = dict[bytes, float]  # a value for each data-parallel rank
 def read_metrics(text: bytes, now_s: float) -> EngineReport | None:
     """The report of a page read at `now_s`; None if it is of no engine that we know. Never raises."""
     found: dict[str, _Ranks] = {}
+    dtype: re.Match[bytes] | None = None
     for line in islice(_WANTED.finditer(b"\n" + text), _MOST_LINES):
-        _add(_FIELDS[line[1]], line[2], found)
+        field = _FIELDS[line[1]]
+        _add(field, line[2], found)
+        if field == "cache_config" and dtype is None:
+            dtype = _DTYPE.search(line[2])
     if not found or found.keys() == {"start"}:
         return None
-    dtype = _DTYPE.search(text)
     block, start, both = found.get("block"), found.get("start"), found.get("queried_prompt")
     return EngineReport(
         running_requests=_total(found.get("running")),
