@@ -168,10 +168,11 @@ async def test_an_answer_is_read_to_its_end_and_the_connection_is_kept(
 async def test_after_an_answer_that_ends_the_connection_the_next_question_opens_another(
     server: Server, connection: Connection, head: bytes
 ) -> None:
+    await ask(connection)
     server.will_reply(head, b"ab", b"cd", then="close")
     assert (await ask(connection)).body == b"abcd"
     assert (await ask(connection)).body == b"ok"
-    assert (server.connections, len(server.requests)) == (2, 2)
+    assert (server.connections, len(server.requests)) == (2, 3)
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nconnection: close", b"HTTP/1.0 200 OK"])
