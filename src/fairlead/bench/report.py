@@ -17,10 +17,8 @@ from fairlead.bench.tables.run import Tables
 from fairlead.bench.tables.targets import tables_targets
 from fairlead.bench.targets import Target, added_us, decision_targets, envoy_targets, share_of
 from fairlead.bench.through_envoy import CONNECTIONS, STEADY_RATE_PER_S, Measured, Run, Shape
-from fairlead.bench.variants import ALONE, FAIRLEAD, NULL, REWRITING
+from fairlead.bench.variants import ALONE, NULL, VARIANTS
 from fairlead.bench.variants import ENDPOINTS as UPSTREAMS
-
-_VARIANTS = (ALONE, NULL, FAIRLEAD, REWRITING)
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -121,7 +119,8 @@ def _envoy(measured: Measured) -> Iterator[str]:
         "- Envoy alone: the bootstrap of `fairlead envoy` without the processor.\n"
         "- null processor: the same server, messages and kinds of replies, all constant.\n"
         "- Fairlead: `fairlead serve`, a served model asked by name.\n"
-        "- Fairlead, route: a route asked for, so that the rewritten body goes back to Envoy."
+        "- Fairlead, route: a route asked for, so that the rewritten body goes back to Envoy.\n"
+        "- Fairlead, unix socket: as Fairlead; Envoy reaches the sidecar by a socket, as in deploy/envoy/unix-socket."
     )
     alone = ", ".join(f"{rate:,.0f} a second at {shape}" for shape, rate in measured.upstream_per_s.items())
     yield f"The upstream, an asyncio protocol on uvloop, answers without Envoy in between: {alone}."
@@ -142,7 +141,7 @@ def _envoy(measured: Measured) -> Iterator[str]:
 
 def _saturated(runs: Sequence[Run], shape: Shape) -> str:
     rows = []
-    for name in _VARIANTS:
+    for name in VARIANTS:
         own = _of(runs, shape, name)
         rows.append(
             (
@@ -165,7 +164,7 @@ def _saturated(runs: Sequence[Run], shape: Shape) -> str:
 def _steady(measured: Measured) -> str:
     runs = measured.runs
     rows = []
-    for name in _VARIANTS:
+    for name in VARIANTS:
         own = _of(runs, "steady", name)
         added = [added_us(runs, name, quantile).text() if name != ALONE else "" for quantile in ("p50_us", "p99_us")]
         resident_mib = max(run.sidecar_resident_bytes for run in own) / 2**20

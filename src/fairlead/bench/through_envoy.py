@@ -16,7 +16,7 @@ import msgspec
 from fairlead.bench.decision import MODEL
 from fairlead.bench.load import Plan, Result
 from fairlead.bench.processes import child, cpu_s, resident_bytes
-from fairlead.bench.variants import ALONE, Variant, World, world
+from fairlead.bench.variants import ALONE, VARIANTS, Variant, World, world
 
 Shape = Literal["1 KB", "64 KB", "steady"]
 SHAPES: Final[tuple[Shape, ...]] = ("1 KB", "64 KB", "steady")  # steady: 1 KB bodies at STEADY_RATE_PER_S
@@ -36,7 +36,7 @@ class Effort(msgspec.Struct, frozen=True):
     steady_s: float
 
     def runs(self) -> int:
-        return 2 + self.rounds * 4 * len(SHAPES)  # 2: the upstream without Envoy
+        return 2 + self.rounds * len(VARIANTS) * len(SHAPES)  # 2: the upstream without Envoy
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from typing import Any, Final
 import yaml
 
 from fairlead.bench.decision import MODEL, ROUTE
-from fairlead.bench.processes import child
+from fairlead.bench.processes import Child, child
 from fairlead.config import Config
 from fairlead.demo.children import free_ports
 from fairlead.gateway import EnvoyProcess, bootstrap
@@ -26,6 +26,8 @@ ALONE: Final = "Envoy alone"
 NULL: Final = "null processor"
 FAIRLEAD: Final = "Fairlead"
 REWRITING: Final = "Fairlead, route"  # asked for a route: the body goes back with the chosen model's name
+BY_SOCKET: Final = "Fairlead, unix socket"  # which Envoy and the sidecar are joined by, instead of a port
+VARIANTS: Final = (ALONE, NULL, FAIRLEAD, REWRITING, BY_SOCKET)
 
 ENDPOINTS: Final = 8
 _FALLBACKS: Final = 2
@@ -60,26 +62,34 @@ async def world() -> AsyncIterator[World]:
         first = addresses[: 1 + _FALLBACKS]
         null = await stack.enter_async_context(child("fairlead.bench.null_processor", *first))
         (null_address,) = await null.addresses()
-        grpc_port, admin_port = free_ports(2)
-        sidecar_address = f"127.0.0.1:{grpc_port}"
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="fairlead-bench-")))
-        path = folder / "fairlead.yaml"
-        path.write_text(yaml.safe_dump(_document(addresses, sidecar_address, admin_port)))
-        sidecar = await stack.enter_async_context(child("fairlead", "serve", "--config", str(path)))
-        await sidecar.answers(f"http://127.0.0.1:{admin_port}/readyz")
-        alone, alone_at = await _envoy(stack, addresses, sidecar_address, has_processor=False)
+        port_address = f"127.0.0.1:{free_ports(1)[0]}"
+        socket_address = f"unix:{folder / 'fairlead.sock'}"
+        sidecar = await _sidecar(stack, addresses, port_address, folder / "port.yaml")
+        socket_sidecar = await _sidecar(stack, addresses, socket_address, folder / "socket.yaml")
+        alone, alone_at = await _envoy(stack, addresses, port_address, has_processor=False)
         with_null, null_at = await _envoy(stack, addresses, null_address)
-        with_fairlead, fairlead_at = await _envoy(stack, addresses, sidecar_address)
+        with_fairlead, fairlead_at = await _envoy(stack, addresses, port_address)
+        with_socket, socket_at = await _envoy(stack, addresses, socket_address)
         yield World(
             variants=(
                 Variant(ALONE, alone_at, MODEL, alone.pid, None),
                 Variant(NULL, null_at, MODEL, with_null.pid, null.pid),
                 Variant(FAIRLEAD, fairlead_at, MODEL, with_fairlead.pid, sidecar.pid),
                 Variant(REWRITING, fairlead_at, ROUTE, with_fairlead.pid, sidecar.pid),
+                Variant(BY_SOCKET, socket_at, MODEL, with_socket.pid, socket_sidecar.pid),
             ),
             upstream=addresses[0],
             upstream_pid=upstream.pid,
         )
+
+
+async def _sidecar(stack: AsyncExitStack, addresses: list[str], listen: str, path: Path) -> Child:
+    (admin_port,) = free_ports(1)
+    _write(_document(addresses, listen, admin_port), path)
+    sidecar = await stack.enter_async_context(child("fairlead", "serve", "--config", str(path)))
+    await sidecar.answers(f"http://127.0.0.1:{admin_port}/readyz")
+    return sidecar
 
 
 async def _envoy(
@@ -92,6 +102,10 @@ async def _envoy(
     if not has_processor:
         tree = _without_processor(tree)
     return await stack.enter_async_context(EnvoyProcess(tree, concurrency=1)), listen
+
+
+def _write(document: dict[str, Any], path: Path) -> None:
+    path.write_text(yaml.safe_dump(document))
 
 
 def _document(addresses: list[str], sidecar: str, admin_port: int) -> dict[str, Any]:
