@@ -3,7 +3,8 @@
 Each trace is cut in two by time. Candidates are compared on the first part; what was found is then compared with the
 weights that were there before on the second, which the search has not seen. The unit of both comparisons is a slice:
 conversations that start in a row, the same ones under all weights, so that neither a lucky seed nor one long burst can
-pass for a gain.
+pass for a gain. Who met whom in the recording was luck too: where turns wait for answers, each seed beyond 0 has the
+conversations of a slice start in another order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import product
+from itertools import groupby, product
 from multiprocessing import get_context
 from random import Random
 from statistics import fmean, stdev
@@ -28,12 +29,13 @@ from fairlead.errors import UserError
 from fairlead.policies import build_policy
 from fairlead.replay.run import Traffic, workload_of
 from fairlead.replay.simulation import Answer, Simulation
-from fairlead.replay.workload import Workload
+from fairlead.replay.workload import Conversation, Workload
 from fairlead.replay.world import World
 from fairlead.tuning.search import Search
 from fairlead.tuning.weights import weights_of, with_weights
 from fairlead.tuning.window import quantile
 
+JUDGED_SEEDS: Final = 8  # at least, on the held-out part: two sets of weights are looked at closely there
 SLICES: Final = 8  # of each part, beside the first one, in which caches are cold
 LEAST_SLICES: Final = 4
 LEAST_REQUESTS: Final = 60  # of a slice: a p95 of fewer is one or two requests
@@ -147,13 +149,19 @@ def tune(
             log.append(Proposal(number, candidate, before, p95_ms, first_token_p95_ms, ratio, step, accepted))
         held_out = None
         if search.incumbent != start:
+            ground = msgspec.structs.replace(ground, seeds=_judged_seeds(ground))
             held_out = compare(slices(start, "held_out"), slices(search.incumbent, "held_out"))
     return Found(policy_name, start, search.incumbent, *_p95s(at_start), tuple(log), held_out)
 
 
 def runs(ground: Ground, proposals: int) -> int:
     """The most simulations that `tune` makes."""
-    return len(ground.traffics) * len(ground.seeds) * (proposals + 3)
+    return len(ground.traffics) * (len(ground.seeds) * (proposals + 1) + 2 * len(_judged_seeds(ground)))
+
+
+def _judged_seeds(ground: Ground) -> tuple[int, ...]:
+    further = range(max(ground.seeds) + 1, max(ground.seeds) + 1 + JUDGED_SEEDS - len(ground.seeds))
+    return (*ground.seeds, *further)
 
 
 def compare(before: Sequence[Slice], after: Sequence[Slice]) -> Comparison:
@@ -214,8 +222,7 @@ def _measure(
 
 def _run(job: _Job) -> list[Slice]:
     """The slices of one simulation, without the first, in which caches are cold."""
-    workload = _part_of(job.traffic, job.seed, job.share, job.part)
-    place = _slice_of_each(workload)
+    workload, place = _part_of(job.traffic, job.seed, job.share, job.part)
     slices = place[-1] + 1
     totals: list[list[float]] = [[] for _ in range(slices)]
     first_tokens: list[list[float]] = [[] for _ in range(slices)]
@@ -235,7 +242,8 @@ def _run(job: _Job) -> list[Slice]:
 
 
 @lru_cache(maxsize=16)
-def _part_of(traffic: Traffic, seed: int, share: float, part: Part) -> Workload:
+def _part_of(traffic: Traffic, seed: int, share: float, part: Part) -> tuple[Workload, list[int]]:
+    """With the slice that each of its conversations is of."""
     workload = workload_of(traffic, seed)
     starts = [conversation.start_ms for conversation in workload.conversations]
     cut_s = (starts[0] + share * (starts[-1] - starts[0])) / 1e3
@@ -245,7 +253,24 @@ def _part_of(traffic: Traffic, seed: int, share: float, part: Part) -> Workload:
             f"{traffic.path}: {found.requests} requests in the part for {part.replace('_', ' ')} are too few to tell "
             f"weights apart; it takes {(LEAST_SLICES + 1) * LEAST_REQUESTS}"
         )
-    return found
+    place = _slice_of_each(found)
+    return (_reordered(found, place, Random(seed)) if seed and found.closed_loop else found), place
+
+
+def _reordered(workload: Workload, place: Sequence[int], rng: Random) -> Workload:
+    """With the conversations of each slice at each other's starts; those of one session stay in their order."""
+    conversations = workload.conversations
+    moved: list[Conversation] = []
+    for _, numbers in groupby(range(len(conversations)), key=place.__getitem__):
+        row = list(numbers)
+        order = rng.sample(row, len(row))
+        own: dict[bytes | int, list[int]] = {}
+        for number in reversed(row):
+            own.setdefault(conversations[number].session or number, []).append(number)
+        for at, drawn in zip(row, order, strict=True):
+            other = conversations[own[conversations[drawn].session or drawn].pop()]
+            moved.append(msgspec.structs.replace(other, start_ms=conversations[at].start_ms))
+    return msgspec.structs.replace(workload, conversations=tuple(moved))
 
 
 def _slice_of_each(workload: Workload) -> list[int]:
