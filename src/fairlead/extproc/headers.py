@@ -32,10 +32,13 @@ Headers = dict[bytes, bytes]
 
 def read(header_map: HeaderMap) -> Headers:
     """Header names, in lower case, to values; values of a repeated header are joined by commas."""
-    headers: Headers = {}
+    # Envoy fills raw_value, some other clients value.
+    headers = {header.key: header.raw_value or header.value for header in header_map.headers}
+    if len(headers) == len(header_map.headers):
+        return headers
+    headers.clear()
     for header in header_map.headers:
-        key = header.key
-        value = header.raw_value or header.value  # Envoy fills raw_value, some other clients value
+        key, value = header.key, header.raw_value or header.value
         headers[key] = headers[key] + b"," + value if key in headers else value
     return headers
 

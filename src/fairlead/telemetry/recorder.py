@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -82,7 +82,7 @@ class EndpointCounts:
         self.prefix_hit_tokens = 0
 
 
-class _Decided(NamedTuple):
+class _Decided(msgspec.Struct, frozen=True, gc=False):
     """What is kept of a decision until it is counted."""
 
     at: float
