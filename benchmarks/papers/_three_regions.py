@@ -8,6 +8,9 @@ from random import Random
 import msgspec
 
 from fairlead.core.facts import session_key
+from fairlead.core.learning import Learner
+from fairlead.core.learning import Observation as Seen
+from fairlead.core.pool import Pool
 from fairlead.replay.network import constant, drawn
 from fairlead.replay.workload import Conversation, Turn, Workload
 from fairlead.replay.world import EndpointSpec, Observation, World
@@ -19,6 +22,12 @@ PREFILL_MS_PER_TOKEN, DECODE_MS_PER_STEP, DECODE_MS_PER_SEQUENCE = 0.1, 10.0, 0.
 SPREAD = 0.3  # of the logarithm of each, from seed to seed
 KV_TOKENS = 600_000
 WRONG = 0.3  # of the logarithm of each constant, where it is mistaken
+
+
+class NoLearner(Learner):
+    """`gorgo` looks at nothing that is learned: without it times are the same, bit for bit, and four times as soon."""
+
+    def observe(self, seen: Seen, pool: Pool) -> None: ...
 
 
 def three_regions(seed: int) -> World:

@@ -27,7 +27,7 @@ from fairlead.replay.traces import read_trace
 from fairlead.replay.world import EndpointSpec, Observation, World
 from fairlead.replay.world_file import read_world
 from fairlead.simulate.parameters import EngineParameters
-from fairlead.tuning.offline import Found, Ground, Slice, compare, tune
+from fairlead.tuning.offline import Found, Ground, Slice, compare, part_of, tune
 from fairlead.tuning.weights import BOXES
 from fairlead.tuning.window import quantile
 
@@ -100,6 +100,29 @@ def test_the_log_of_a_pool_alone_is_enough_to_find_better_weights(tmp_path: Path
         Simulation(WORLD, trace, build_policy("gorgo", dict(weights)), seed=1, sink=answers.append).run()
         times_ms.append(quantile([answer.total_ms for answer in answers]))
     assert times_ms[0] < 0.9 * times_ms[1]
+
+
+def test_with_further_seeds_a_slice_has_the_same_conversations_at_the_same_times_in_another_order(
+    tmp_path: Path,
+) -> None:
+    rows = []
+    for number in range(240):
+        common = {"session": f"s{number // 2}", "prompt_tokens": 100 + number, "output_tokens": 5}
+        rows += [{"at_s": float(number), **common}, {"think_s": 1.0, **common}]
+    path = tmp_path / "talks.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    recorded, place = part_of(Traffic(str(path)), 0, 0.9, "tuning")
+    reordered, same = part_of(Traffic(str(path)), 1, 0.9, "tuning")
+    assert same == place
+    assert [each.start_ms for each in reordered.conversations] == [each.start_ms for each in recorded.conversations]
+    assert reordered.conversations != recorded.conversations
+    for slice_ in set(place):
+        here = [number for number, each in enumerate(place) if each == slice_]
+        one, other = ([of.conversations[number] for number in here] for of in (recorded, reordered))
+        assert {each.turns for each in one} == {each.turns for each in other}
+        for session in {each.session for each in other}:
+            turns = [each.turns[0].prompt_tokens for each in other if each.session == session]
+            assert turns == sorted(turns)
 
 
 def test_every_proposal_is_kept_with_what_it_was_compared_with(nearest_only: Found) -> None:

@@ -222,7 +222,7 @@ def _measure(
 
 def _run(job: _Job) -> list[Slice]:
     """The slices of one simulation, without the first, in which caches are cold."""
-    workload, place = _part_of(job.traffic, job.seed, job.share, job.part)
+    workload, place = part_of(job.traffic, job.seed, job.share, job.part)
     slices = place[-1] + 1
     totals: list[list[float]] = [[] for _ in range(slices)]
     first_tokens: list[list[float]] = [[] for _ in range(slices)]
@@ -242,7 +242,7 @@ def _run(job: _Job) -> list[Slice]:
 
 
 @lru_cache(maxsize=16)
-def _part_of(traffic: Traffic, seed: int, share: float, part: Part) -> tuple[Workload, list[int]]:
+def part_of(traffic: Traffic, seed: int, share: float, part: Part) -> tuple[Workload, list[int]]:
     """With the slice that each of its conversations is of."""
     workload = workload_of(traffic, seed)
     starts = [conversation.start_ms for conversation in workload.conversations]
