@@ -1,8 +1,8 @@
 """A processor without any logic: what an external processor in Python costs when it decides nothing.
 
-The same server, options, message classes and kinds of replies as `fairlead.extproc`, with constant replies that send
-every request to the same addresses. `python -m fairlead.bench.null_processor 127.0.0.1:1 ...` prints its address as a
-JSON line and serves until SIGTERM.
+The server, options, message classes and kinds of replies of `fairlead.extproc`, with constant replies that send every
+request to the same addresses; gRPC's core as it comes. `python -m fairlead.bench.null_processor 127.0.0.1:1 ...` prints
+its address as a JSON line and serves until SIGTERM.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Final
@@ -68,8 +68,8 @@ class Child:
 
 
 @asynccontextmanager
-async def child(name: str, *arguments: str) -> AsyncIterator[Child]:
-    """`python -m NAME ARGUMENTS...` from start to stop."""
+async def child(name: str, *arguments: str, environment: Mapping[str, str] = {}) -> AsyncIterator[Child]:
+    """`python -m NAME ARGUMENTS...` from start to stop, with our environment and this."""
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
             *_ends_with_parent(),
@@ -77,6 +77,7 @@ async def child(name: str, *arguments: str) -> AsyncIterator[Child]:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
+            env={**os.environ, **environment},
         )
         try:
             yield Child(name, process, log)

@@ -1,4 +1,4 @@
-"""What stands between client and upstream: Envoy alone, Envoy with the null processor, Envoy with Fairlead.
+"""What stands between client and upstream: Envoy alone, with the null processor, with Fairlead.
 
 All variants are up at the same time and share one upstream; only the measured one gets requests. Each has an Envoy of
 its own, started from the bootstrap that `fairlead envoy` writes; for Envoy alone the processor's filter is taken out.
@@ -20,14 +20,16 @@ from fairlead.bench.decision import MODEL, ROUTE
 from fairlead.bench.processes import Child, child
 from fairlead.config import Config
 from fairlead.demo.children import free_ports
+from fairlead.extproc.grpc_core import EXPERIMENTS
 from fairlead.gateway import EnvoyProcess, bootstrap
 
 ALONE: Final = "Envoy alone"
 NULL: Final = "null processor"
+NULL_TUNED: Final = "null processor, gRPC as in Fairlead"
 FAIRLEAD: Final = "Fairlead"
 REWRITING: Final = "Fairlead, route"  # asked for a route: the body goes back with the chosen model's name
 BY_SOCKET: Final = "Fairlead, unix socket"  # which Envoy and the sidecar are joined by, instead of a port
-VARIANTS: Final = (ALONE, NULL, FAIRLEAD, REWRITING, BY_SOCKET)
+VARIANTS: Final = (ALONE, NULL, NULL_TUNED, FAIRLEAD, REWRITING, BY_SOCKET)
 
 ENDPOINTS: Final = 8
 _FALLBACKS: Final = 2
@@ -62,6 +64,9 @@ async def world() -> AsyncIterator[World]:
         first = addresses[: 1 + _FALLBACKS]
         null = await stack.enter_async_context(child("fairlead.bench.null_processor", *first))
         (null_address,) = await null.addresses()
+        setting = {"GRPC_EXPERIMENTS": EXPERIMENTS}
+        tuned = await stack.enter_async_context(child("fairlead.bench.null_processor", *first, environment=setting))
+        (tuned_address,) = await tuned.addresses()
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="fairlead-bench-")))
         port_address = f"127.0.0.1:{free_ports(1)[0]}"
         socket_address = f"unix:{folder / 'fairlead.sock'}"
@@ -69,12 +74,14 @@ async def world() -> AsyncIterator[World]:
         socket_sidecar = await _sidecar(stack, addresses, socket_address, folder / "socket.yaml")
         alone, alone_at = await _envoy(stack, addresses, port_address, has_processor=False)
         with_null, null_at = await _envoy(stack, addresses, null_address)
+        with_tuned, tuned_at = await _envoy(stack, addresses, tuned_address)
         with_fairlead, fairlead_at = await _envoy(stack, addresses, port_address)
         with_socket, socket_at = await _envoy(stack, addresses, socket_address)
         yield World(
             variants=(
                 Variant(ALONE, alone_at, MODEL, alone.pid, None),
                 Variant(NULL, null_at, MODEL, with_null.pid, null.pid),
+                Variant(NULL_TUNED, tuned_at, MODEL, with_tuned.pid, tuned.pid),
                 Variant(FAIRLEAD, fairlead_at, MODEL, with_fairlead.pid, sidecar.pid),
                 Variant(REWRITING, fairlead_at, ROUTE, with_fairlead.pid, sidecar.pid),
                 Variant(BY_SOCKET, socket_at, MODEL, with_socket.pid, socket_sidecar.pid),

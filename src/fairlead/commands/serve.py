@@ -18,6 +18,10 @@ def serve(
     config: Annotated[Path, typer.Option(help="The configuration.", metavar="FILE")] = Path("fairlead.yaml"),
 ) -> None:
     """Run the sidecar. SIGHUP or a changed file reloads the configuration, SIGTERM drains and ends."""
+    from fairlead.extproc.grpc_core import prefer_old_listener
+
+    prefer_old_listener()
+
     import uvloop
 
     from fairlead.memory import keep_freed_memory
