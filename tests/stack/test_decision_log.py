@@ -61,7 +61,8 @@ async def test_what_was_decided_is_on_disk_without_a_word_of_prompts_and_can_be_
     assert known["correct"].to_list().count(False) >= 1
     workload = read_trace(folder)
     assert (workload.requests, workload.name) == (6, "log")
-    assert workload.conversations[0].turns[0].blocks()[:2] == workload.conversations[1].turns[0].blocks()[:2]
+    (conversation,) = workload.conversations
+    assert conversation.turns[0].blocks()[:2] == conversation.turns[1].blocks()[:2]
     (tmp_path / "world.yaml").write_text("pool: [{model: small}, {model: large}]\nroutes: {auto: [small, large]}\n")
     policies = "fairlead,least_request"
     report = fairlead(
