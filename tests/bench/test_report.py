@@ -30,6 +30,7 @@ def a_run(number: int, variant: str, shape: Shape) -> Run:
         requests=100,
         errors=0,
         first_error="",
+        decision_us=50.0,
         sidecar_cpu_us=400.0,
         envoy_cpu_us=200.0,
         upstream_cpu_us=20.0,

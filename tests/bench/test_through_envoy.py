@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairlead.bench.through_envoy import SHAPES, Effort, measure
-from fairlead.bench.variants import ALONE, VARIANTS
+from fairlead.bench.variants import ALONE, BY_SOCKET, FAIRLEAD, REWRITING, VARIANTS
 
 
 async def test_every_variant_serves_every_shape_without_an_error_and_its_time_is_counted() -> None:
@@ -17,6 +17,7 @@ async def test_every_variant_serves_every_shape_without_an_error_and_its_time_is
         (variant, shape) for variant in VARIANTS for shape in SHAPES
     }
     assert all(run.requests_per_s > 0 and run.envoy_cpu_us > 0 for run in measured.runs)
+    assert {run.variant for run in measured.runs if run.decision_us > 0} == {FAIRLEAD, REWRITING, BY_SOCKET}
     assert all((run.sidecar_cpu_us > 0) == (run.variant != ALONE) for run in measured.runs)
     assert set(measured.idle_cpu_ms_per_s) == set(VARIANTS) - {ALONE}
     assert len(steps) == effort.runs()

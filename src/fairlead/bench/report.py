@@ -129,6 +129,8 @@ def _envoy(measured: Measured) -> Iterator[str]:
         yield f"### Saturated, {shape}\n\n" + _saturated(runs, shape)
     yield f"### {STEADY_RATE_PER_S:g} requests a second, 1 KB\n\n" + _steady(measured)
     yield (
+        "A decision takes longer here than in the first table: there it follows another, here other code runs between "
+        "two, and caches are cold. "
         "The CPU time at this rate holds what the sidecar uses without any request, shown as idle: Fairlead probes its "
         "engines, the null processor probes nothing."
     )
@@ -150,6 +152,7 @@ def _saturated(runs: Sequence[Run], shape: Shape) -> str:
                 spread([run.requests_per_s for run in own]).text(),
                 share_of(runs, shape, name, ALONE).text(2),
                 share_of(runs, shape, name, NULL).text(2),
+                _decision_us(own),
                 spread([run.sidecar_cpu_us for run in own]).text() if name != ALONE else "",
                 spread([run.envoy_cpu_us for run in own]).text(),
                 " / ".join(
@@ -158,7 +161,16 @@ def _saturated(runs: Sequence[Run], shape: Shape) -> str:
                 ),
             )
         )
-    heads = ("", "Requests/s", "of alone", "of null", "Sidecar CPU µs", "Envoy CPU µs", "Cores: sidecar/Envoy/upstream")
+    heads = (
+        "",
+        "Requests/s",
+        "of alone",
+        "of null",
+        "Decision µs",
+        "Sidecar CPU µs",
+        "Envoy CPU µs",
+        "Cores: sidecar/Envoy/upstream",
+    )
     return table(heads, rows)
 
 
@@ -175,13 +187,28 @@ def _steady(measured: Measured) -> str:
                 spread([run.p50_us for run in own]).text(),
                 spread([run.p99_us for run in own]).text(),
                 *added,
+                _decision_us(own),
                 spread([run.sidecar_cpu_us for run in own]).text() if name != ALONE else "",
                 f"{measured.idle_cpu_ms_per_s[name]:.0f}" if name != ALONE else "",
                 f"{resident_mib:.0f}" if name != ALONE else "",
             )
         )
-    heads = ("", "p50 µs", "p99 µs", "added p50 µs", "added p99 µs", "Sidecar CPU µs", "idle ms/s", "RSS MiB")
+    heads = (
+        "",
+        "p50 µs",
+        "p99 µs",
+        "added p50 µs",
+        "added p99 µs",
+        "Decision µs",
+        "Sidecar CPU µs",
+        "idle ms/s",
+        "RSS MiB",
+    )
     return table(heads, rows)
+
+
+def _decision_us(runs: Sequence[Run]) -> str:
+    return spread([run.decision_us for run in runs]).text() if any(run.decision_us for run in runs) else ""
 
 
 def _of(runs: Sequence[Run], shape: Shape, variant: str) -> list[Run]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Literal
 
+import aiohttp
 import msgspec
 
 from fairlead.bench.decision import MODEL
@@ -51,6 +52,7 @@ class Run(msgspec.Struct, frozen=True):
     requests: int
     errors: int
     first_error: str
+    decision_us: float  # where it happens, as the sidecar counts it, in the mean; 0 for the others
     sidecar_cpu_us: float  # a request
     envoy_cpu_us: float
     upstream_cpu_us: float
@@ -98,12 +100,14 @@ async def _idle_cpu_ms_per_s(variants: tuple[Variant, ...]) -> dict[str, float]:
 
 async def _run(number: int, variant: Variant, shape: Shape, up: World, effort: Effort, seed: int) -> Run:
     pids = (variant.sidecar_pid, variant.envoy_pid, up.upstream_pid)
+    decided = await _decided(variant)
     before_s, started_s = [_used_s(pid) for pid in pids], time.perf_counter()
     is_chosen = variant.name != ALONE
     result = await _load(_plan(shape, variant.address, variant.model, effort, seed, is_chosen=is_chosen))
     elapsed_s = time.perf_counter() - started_s
     used_s = [_used_s(pid) - before for pid, before in zip(pids, before_s, strict=True)]
     cpu_us = [used * 1e6 / max(1, result.requests) for used in used_s]
+    decisions, seconds = (after - before for after, before in zip(await _decided(variant), decided, strict=True))
     busy = [used / elapsed_s for used in used_s]
     return Run(
         round=number,
@@ -115,6 +119,7 @@ async def _run(number: int, variant: Variant, shape: Shape, up: World, effort: E
         requests=result.requests,
         errors=result.errors,
         first_error=result.first_error,
+        decision_us=seconds * 1e6 / max(1.0, decisions),
         sidecar_cpu_us=cpu_us[0],
         envoy_cpu_us=cpu_us[1],
         upstream_cpu_us=cpu_us[2],
@@ -124,6 +129,15 @@ async def _run(number: int, variant: Variant, shape: Shape, up: World, effort: E
         sidecar_resident_bytes=resident_bytes(variant.sidecar_pid) if variant.sidecar_pid is not None else 0,
         envoy_resident_bytes=resident_bytes(variant.envoy_pid),
     )
+
+
+async def _decided(variant: Variant) -> tuple[float, float]:
+    """How many decisions Fairlead has made, and the seconds that they took."""
+    if variant.admin is None:
+        return 0.0, 0.0
+    async with aiohttp.ClientSession() as session, session.get(f"http://{variant.admin}/debug/status") as response:
+        status = await response.json()
+    return status["decisions"], status["decision_seconds"]
 
 
 def _plan(shape: Shape, address: str, model: str, effort: Effort, seed: int, *, is_chosen: bool) -> Plan:

@@ -44,6 +44,7 @@ class Variant:
     model: str
     envoy_pid: int
     sidecar_pid: int | None
+    admin: str | None = None  # of Fairlead
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,8 @@ async def world() -> AsyncIterator[World]:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="fairlead-bench-")))
         port_address = f"127.0.0.1:{free_ports(1)[0]}"
         socket_address = f"unix:{folder / 'fairlead.sock'}"
-        sidecar = await _sidecar(stack, addresses, port_address, folder / "port.yaml")
-        socket_sidecar = await _sidecar(stack, addresses, socket_address, folder / "socket.yaml")
+        sidecar, admin = await _sidecar(stack, addresses, port_address, folder / "port.yaml")
+        socket_sidecar, socket_admin = await _sidecar(stack, addresses, socket_address, folder / "socket.yaml")
         alone, alone_at = await _envoy(stack, addresses, port_address, has_processor=False)
         with_null, null_at = await _envoy(stack, addresses, null_address)
         with_tuned, tuned_at = await _envoy(stack, addresses, tuned_address)
@@ -82,21 +83,22 @@ async def world() -> AsyncIterator[World]:
                 Variant(ALONE, alone_at, MODEL, alone.pid, None),
                 Variant(NULL, null_at, MODEL, with_null.pid, null.pid),
                 Variant(NULL_TUNED, tuned_at, MODEL, with_tuned.pid, tuned.pid),
-                Variant(FAIRLEAD, fairlead_at, MODEL, with_fairlead.pid, sidecar.pid),
-                Variant(REWRITING, fairlead_at, ROUTE, with_fairlead.pid, sidecar.pid),
-                Variant(BY_SOCKET, socket_at, MODEL, with_socket.pid, socket_sidecar.pid),
+                Variant(FAIRLEAD, fairlead_at, MODEL, with_fairlead.pid, sidecar.pid, admin),
+                Variant(REWRITING, fairlead_at, ROUTE, with_fairlead.pid, sidecar.pid, admin),
+                Variant(BY_SOCKET, socket_at, MODEL, with_socket.pid, socket_sidecar.pid, socket_admin),
             ),
             upstream=addresses[0],
             upstream_pid=upstream.pid,
         )
 
 
-async def _sidecar(stack: AsyncExitStack, addresses: list[str], listen: str, path: Path) -> Child:
+async def _sidecar(stack: AsyncExitStack, addresses: list[str], listen: str, path: Path) -> tuple[Child, str]:
+    """Running, with the address of its admin pages."""
     (admin_port,) = free_ports(1)
     _write(_document(addresses, listen, admin_port), path)
     sidecar = await stack.enter_async_context(child("fairlead", "serve", "--config", str(path)))
     await sidecar.answers(f"http://127.0.0.1:{admin_port}/readyz")
-    return sidecar
+    return sidecar, f"127.0.0.1:{admin_port}"
 
 
 async def _envoy(
