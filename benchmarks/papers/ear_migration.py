@@ -251,7 +251,7 @@ def write(seeds: int, draws: int, parts: Sequence[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--draws", type=int, default=30, help="agents of each run")
+    parser.add_argument("--draws", type=int, default=120, help="agents of each run")
     asked = parser.parse_args()
     seeds = range(asked.seeds)
     OUT.mkdir(parents=True, exist_ok=True)
