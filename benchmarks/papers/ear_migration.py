@@ -1,6 +1,6 @@
 """EAR's second pillar in simulated time: sessions that leave hot hosts, against sessions that never do.
 
-    python benchmarks/papers/ear_migration.py [--seeds 10] [--draws 30]
+    python benchmarks/papers/ear_migration.py [--seeds 10] [--draws 120]
 
 Writes benchmarks/results/papers/ear_migration.md and ear_migration.png. Agent sessions drawn with Zipf weights, the
 longest most often. In two scenes each agent is a session of its own; in the others all agents of a recorded session
