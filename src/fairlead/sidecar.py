@@ -128,11 +128,15 @@ class Sidecar:
 
     async def start(self) -> None:
         """Listen and observe. Raises UserError when an address is taken."""
-        self.cascades.escalation = self._escalation()
-        self._use_cascades(self.config)
+        self.cascades.escalation = escalation = self._escalation()
         try:
+            self._use_cascades(self.config)
             await self._processor.start()
+        except UserError:
+            await escalation.close()
+            raise
         except OSError:
+            await escalation.close()
             message = f"listen.grpc: {self.config.listen.grpc} cannot be used; is another sidecar running there?"
             raise UserError(message) from None
         collector = FairleadCollector(

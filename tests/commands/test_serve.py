@@ -64,6 +64,7 @@ def test_serve_ends_with_two_when_its_address_is_taken(tmp_path: Path) -> None:
             assert first.wait(timeout=10) == 0
     assert second.returncode == 2
     assert f"listen.grpc: 127.0.0.1:{grpc} cannot be used" in second.stderr
+    assert "Unclosed" not in second.stderr
 
 
 def test_every_command_has_help_with_an_example() -> None:
