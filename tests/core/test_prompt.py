@@ -146,3 +146,8 @@ def test_one_image_or_one_odd_list_among_many_messages_changes_no_other_message(
         True,
     )
     assert read(messages=[*plain, {"role": "user", "content": ["odd", {"type": "text"}]}]).text.startswith(before)
+
+
+def test_a_key_that_is_no_text_is_refused_where_keys_matter() -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":[{"k\xff":"a","image":1}]}]}'
+    assert isinstance(parse(body, "/v1/chat/completions"), Malformed)

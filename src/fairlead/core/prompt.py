@@ -121,7 +121,10 @@ def parse(body: bytes, path: str) -> Prompt | Malformed:
         return Malformed(
             "The body names no model; set model to a served model or a route (see GET /v1/models)", "model"
         )
-    pieces, user_text, media = _pieces(read)
+    try:
+        pieces, user_text, media = _pieces(read)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # in what was only passed over before
+        return Malformed(f"The body is not valid JSON: {error}")
     text = _SEPARATOR.join(pieces)
     return Prompt(  # by names it would take five times as long
         read.model,
