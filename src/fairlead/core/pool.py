@@ -199,7 +199,7 @@ def candidates(
     capability, success_probability = None, 1.0
     for e in endpoints:
         cached = min(cached_tokens.get(e.address, 0), tokens) if cached_tokens else 0
-        said = e.reported
+        said, answer_tokens = e.reported, e.answer_tokens
         if e.capability is not capability:  # those of one model share it
             capability = e.capability
             success_probability = capability.success_probability(language, bucket, tokens)
@@ -227,7 +227,7 @@ def candidates(
                 int(kv_usage * said.kv_capacity_tokens) if kv_usage and said.kv_capacity_tokens else 0,
                 e.indexed_blocks,
                 least,
-                e.answer_tokens if limit is None else min(limit, e.answer_tokens),
+                answer_tokens if limit is None or answer_tokens < limit else limit,
                 e.batch_slowdown,
             )
         )
