@@ -51,16 +51,16 @@ def make_facts(
     spoken = language.detect(_sample(prompt.user_text))
     text_tokens = lengths.estimate_tokens(prompt.text, spoken) * tokens_ratio(spoken)
     tokens = max(1, int(text_tokens)) + prompt.media * MEDIA_TOKENS
-    return RequestFacts(  # by names it would take five times as long
-        model,
-        tokens,
-        prompt.max_output_tokens or None,
-        spoken,
-        lengths.bucket_of(tokens),
-        (attempted or prompt.attempted_models)[:MAX_ATTEMPTED],
-        session_key(session_id, tenant) if session_id else None,
-        prefix.chain(prompt.text, xxh3_64_intdigest(tenant) if tenant else 0),
-        text_tokens * prefix.BLOCK_BYTES / max(1, len(prompt.text)),
+    return RequestFacts(
+        model=model,
+        tokens=tokens,
+        max_output_tokens=prompt.max_output_tokens or None,
+        language=spoken,
+        bucket=lengths.bucket_of(tokens),
+        attempted=(attempted or prompt.attempted_models)[:MAX_ATTEMPTED],
+        session=session_key(session_id, tenant) if session_id else None,
+        prefix=prefix.chain(prompt.text, xxh3_64_intdigest(tenant) if tenant else 0),
+        block_tokens=text_tokens * prefix.BLOCK_BYTES / max(1, len(prompt.text)),
     )
 
 

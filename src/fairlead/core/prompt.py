@@ -126,14 +126,14 @@ def parse(body: bytes, path: str) -> Prompt | Malformed:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # in what was only passed over before
         return Malformed(f"The body is not valid JSON: {error}")
     text = _SEPARATOR.join(pieces)
-    return Prompt(  # by names it would take five times as long
-        read.model,
-        text,
-        text if user_text is None else bytes(user_text),
-        media,
-        _attempted(read.metadata) if read.metadata else (),
-        _output_limit(read),
-        read.kv_transfer_params is not _UNSET,
+    return Prompt(
+        model=read.model,
+        text=text,
+        user_text=text if user_text is None else bytes(user_text),
+        media=media,
+        attempted_models=_attempted(read.metadata),
+        max_output_tokens=_output_limit(read),
+        has_kv_transfer_params=read.kv_transfer_params is not _UNSET,
     )
 
 

@@ -153,7 +153,7 @@ class Router:
         ticket = self._take(chosen, request.tokens, uncached)
         chosen.prefills.settle(now_s)  # forget those that ended
         chosen.prefills.expect(ticket, chosen.prefill_ms_per_token * uncached, now_s)
-        return Decision(  # by names it would take five times as long
+        return Decision(  # sixteen names would take five times as long as sixteen places
             tuple(addresses),
             first.model,
             why,
