@@ -380,9 +380,9 @@ def draw(results: Results, path: Path) -> None:
             left.plot(*way, color=COLOURS[tuner], linewidth=0.5, alpha=0.5)
             left.scatter(*[places[1] for places in way], color=COLOURS[tuner], s=14, zorder=3)
     for name in dict.fromkeys(tuner for _, tuner in results if tuner != "none"):
-        left.scatter([], [], color=COLOURS[name], label=f"{name}: from the start to what would be frozen")
+        left.scatter([], [], color=COLOURS[name], label=name)
     left.set(xscale="log", yscale="log", xlabel="rtt_weight", ylabel="queue_weight")
-    left.legend(fontsize=8, frameon=False)
+    left.legend(fontsize=8, frameon=False, title="from the start to what would be frozen", title_fontsize=8)
     bars: Any = right
     for place, found in enumerate(results.values()):
         total = estimate([each.held_out_total_ms / 1e3 for each in found])
