@@ -1,4 +1,4 @@
-# The sidecar alone: no Envoy, no fitting libraries. Build: docker build -t fairlead .
+# The sidecar alone, with Redis, TLS, tracing and KV events: no Envoy, no fitting libraries. Build: docker build -t fairlead .
 # Run: docker run -v $PWD/fairlead.yaml:/etc/fairlead/fairlead.yaml:ro -p 9002:9002 fairlead
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src

@@ -5,14 +5,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench bench-routing bench-reuse papers lab ttca lab-moves lab-calibration lab-reuse lab-cascade lab-judgements lab-models lab-lock lock clean
+.PHONY: help install demo test test-h2spec test-kubernetes fuzz lint graph bench bench-routing bench-rivals bench-reuse papers release lab ttca lab-moves lab-calibration lab-reuse lab-cascade lab-judgements lab-models lab-lock lock clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
 
 install: $(INSTALLED) ## Make the virtual environment with pinned dependencies and Envoy.
 
-$(INSTALLED): requirements-dev.lock pyproject.toml hatch_build.py protos/ext_proc.proto
+$(INSTALLED): requirements-dev.lock pyproject.toml hatch_build.py $(wildcard protos/*.proto)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Fairlead needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
@@ -26,16 +26,39 @@ $(INSTALLED): requirements-dev.lock pyproject.toml hatch_build.py protos/ext_pro
 demo: $(INSTALLED) ## Four simulated engines, Envoy and the sidecar; KEEP=1 stays up, ENGINES=host:port,... uses yours.
 	@$(BIN)/fairlead demo $(if $(KEEP),--keep) $(if $(ENGINES),--engines $(ENGINES))
 
-test: $(INSTALLED) ## Lint, types, import contracts, and all tests.
+# Rooms of tests/ that start Redis, a browser or vLLM. (Envoy is a package of Python's.)
+SYSTEM_ROOMS := admin lab migration redis stack tools
+
+test: $(INSTALLED) ## Lint, types, import contracts and all tests; ROOM=policies: the tests of that room alone.
+ifdef ROOM
+	@test -e tests/$(ROOM) || { echo "There is no tests/$(ROOM); ROOM is one of: $$(cd tests && echo */)" >&2; exit 2; }
+	@$(if $(filter $(SYSTEM_ROOMS),$(firstword $(subst /, ,$(ROOM)))),.ci/install-system-parts)
+	$(BIN)/pytest tests/$(ROOM)
+else
 	@$(MAKE) --no-print-directory lint
 	@.ci/install-system-parts
 	$(BIN)/pytest
+endif
 
-lint: $(INSTALLED) ## ruff, mypy --strict, import-linter.
+test-h2spec: $(INSTALLED) ## h2spec's cases for HTTP/2 and HPACK against the edge; builds h2spec where Go is.
+	@$(BIN)/python tests/edge/h2spec.py
+
+test-kubernetes: $(INSTALLED) ## Against a real kube-apiserver: discovery, charts; builds it where Go is, ten minutes once.
+	@$(BIN)/python -m tests.kubernetes.parts
+	$(BIN)/pytest tests/kubernetes
+
+fuzz: $(INSTALLED) ## Attack a running sidecar for an hour: wire, order, bodies, aborts; SECONDS=30 SEED=1 for others.
+	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),3600) $(if $(SEED),--seed $(SEED))
+
+lint: $(INSTALLED) ## ruff, mypy --strict, import-linter, no ring of packages.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/package_graph.py >/dev/null
+
+graph: $(INSTALLED) ## Which package imports which, lowest first; ends 1 where they do so in a ring.
+	@$(BIN)/python scripts/package_graph.py
 
 bench: $(INSTALLED) ## What the sidecar costs, beside a processor without any logic; writes benchmarks/results/.
 	$(BIN)/fairlead bench
@@ -43,14 +66,17 @@ bench: $(INSTALLED) ## What the sidecar costs, beside a processor without any lo
 bench-routing: $(INSTALLED) ## The policies on the same sessions, through Envoy to simulated engines; some eight minutes.
 	$(BIN)/fairlead bench-routing
 
+bench-rivals: $(INSTALLED) ## Fairlead beside other gateways in the same passes; some six minutes, and ten to install them once.
+	$(BIN)/fairlead bench-rivals
+
 bench-reuse: $(INSTALLED) ## What context reuse saves and costs, on real lists of retrieved documents; some two minutes.
 	$(BIN)/fairlead bench-reuse $(if $(CONTEXTPILOT),--contextpilot $(CONTEXTPILOT))
 
 papers: $(INSTALLED) ## The papers' experiments, repeated in simulated time; writes benchmarks/results/papers/.
 	@for each in benchmarks/papers/[a-z]*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done
 
-lab: $(INSTALLED) ## Real vLLM servers on this CPU with tiny models, Envoy and the sidecar; MODELS="wren stork" for some.
-	@$(BIN)/python -m lab $(MODELS)
+lab: $(INSTALLED) ## Real servers on this CPU with tiny models, Envoy and the sidecar; MODELS="wren sglang:wren", ENGINE=sglang.
+	@$(BIN)/python -m lab $(if $(ENGINE),--engine $(ENGINE)) $(MODELS)
 
 ttca: $(INSTALLED) ## Time to correct answer on the lab's engines; writes benchmarks/results/ttca/; some minutes.
 	$(BIN)/python -m lab.ttca
@@ -73,15 +99,25 @@ lab-judgements: $(INSTALLED) ## Judged answers of three real models to the same 
 lab-models: $(INSTALLED) ## Train the lab's tiny models again, in the lab's environment; some half an hour.
 	@$(BIN)/python -m lab.train
 
-lab-lock: ## Write lab/requirements.lock again (needs uv). torch is installed on its own, so what it brings is left out.
+lab-lock: ## Write the lab's lock files again (needs uv). torch is installed on its own, so what it brings is left out.
 	uv pip compile lab/requirements.in --override lab/overrides.txt --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 --no-header --no-annotate -q -o lab/requirements.lock
 	sed -i -E '/^(torch|triton|nvidia-|cuda-)/d' lab/requirements.lock
+	uv pip compile lab/requirements-sglang.in --override lab/overrides-sglang.txt --python-version 3.11 \
+	  --python-platform x86_64-manylinux_2_34 --no-header --no-annotate -q -o lab/requirements-sglang.lock
+	sed -i -E '/^(torch|triton|(nvidia|cuda)-[a-z0-9-]+)==/d' lab/requirements-sglang.lock
 
 lock: ## Write the lock files again from pyproject.toml (needs uv).
-	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes -q -o requirements.lock
+	uv pip compile pyproject.toml --extra redis --extra tls --extra tracing --extra kv-events --universal --python-version 3.11 \
+	  --generate-hashes -q -o requirements.lock
 	uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --generate-hashes -q \
 	  -o requirements-dev.lock
 
+release: ## Build and check the sdist and the wheel into dist/, twice, byte by byte; publishes nothing.
+	@test -x .release/bin/twine || { $(PYTHON) -m venv .release && .release/bin/pip install --quiet \
+	  --disable-pip-version-check -r requirements-release.txt $$($(PYTHON) -c 'import tomllib; \
+	  print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'); }
+	@.release/bin/python scripts/release.py
+
 clean: ## Remove the virtual environment and caches.
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .release dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

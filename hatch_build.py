@@ -1,11 +1,13 @@
-"""Build hook: compiles `protos/` into `fairlead.extproc.pb` when the package is built or installed editable."""
+"""Build hook: compiles `protos/` into `pb` packages when the package is built or installed editable."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PACKAGES: Final = {"ext_proc.proto": "extproc", "endpoint_discovery.proto": "gateway"}  # that speak each
 
 
 class CompileProtos(BuildHookInterface):  # type: ignore[type-arg]
@@ -13,9 +15,11 @@ class CompileProtos(BuildHookInterface):  # type: ignore[type-arg]
         from grpc_tools import protoc
 
         root = Path(self.root)
-        out = root / "src/fairlead/extproc/pb"
         well_known = Path(protoc.__file__).parent / "_proto"
-        arguments = ["protoc", f"-I{root / 'protos'}", f"-I{well_known}", f"--python_out={out}", f"--pyi_out={out}"]
-        if protoc.main([*arguments, str(root / "protos/ext_proc.proto")]) != 0:
-            raise RuntimeError("protoc could not compile protos/ext_proc.proto")
-        build_data["artifacts"] += ["src/fairlead/extproc/pb/*_pb2.py", "src/fairlead/extproc/pb/*_pb2.pyi"]
+        for proto, package in PACKAGES.items():
+            out = root / "src/fairlead" / package / "pb"
+            arguments = ["protoc", f"-I{root / 'protos'}", f"-I{well_known}", f"--python_out={out}", f"--pyi_out={out}"]
+            if protoc.main([*arguments, str(root / "protos" / proto)]) != 0:
+                raise RuntimeError(f"protoc could not compile protos/{proto}")
+            generated = f"src/fairlead/{package}/pb"
+            build_data["artifacts"] += [f"{generated}/*_pb2.py", f"{generated}/*_pb2.pyi"]

@@ -1,4 +1,4 @@
-"""`make lab`, `python -m lab [MODEL...]`: real vLLM servers behind Envoy and the sidecar, until Ctrl-C."""
+"""`make lab`, `python -m lab [MODEL...]`: real vLLM or SGLang servers behind Envoy and the sidecar, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,45 +8,46 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from fairlead.demo.children import while_running
-from fairlead.demo.engines import forever
-from fairlead.demo.traffic import ROUTE
 from fairlead.policies import policy_names
+from fairlead.tasks import forever, while_running
+from fairlead.tools.demo.traffic import ROUTE
 from lab import command, words
-from lab.engines import MODELS, LabEngines
+from lab.engines import LabEngines
 from lab.pool import known, running_front
+from lab.servers import MODELS, SERVERS
 
 NAMES = tuple(sorted(path.name for path in MODELS.iterdir() if path.is_dir()))
-POOL = tuple(name for name in NAMES if name != "crane")  # models of one speed; crane is the large one of a cascade
+POOL = tuple(name for name in NAMES if name != "crane")  # models of similar speed; crane is the large one for a cascade
 
 
 def main() -> None:
-    about = "Start a vLLM server on this machine's CPU for each model, and the sidecar and Envoy in front."
-    parser = command.parser("lab", about, "wren stork --policy laar")
-    parser.add_argument(
-        "models", nargs="*", metavar="MODEL", help=f"one of {', '.join(NAMES)}; {', '.join(POOL)} without any"
-    )
+    about = "Start a server on this machine's CPU for each model, and the sidecar and Envoy in front."
+    parser = command.parser("lab", about, "wren sglang:wren --policy laar")
+    which = f"one of {', '.join(NAMES)}, or ENGINE:MODEL; {', '.join(POOL)} without any"
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=which)
+    parser.add_argument("--engine", default="vllm", choices=list(SERVERS), help="of the models that name none")
     parser.add_argument(
         "--policy", default="fairlead", choices=policy_names(), metavar="NAME", help="see docs/policies.md"
     )
     options = parser.parse_args()
-    unknown = [model for model in options.models if model not in NAMES]
+    models = [each if ":" in each else f"{options.engine}:{each}" for each in options.models or POOL]
+    unknown = [each for each in models if each not in {f"{kind}:{name}" for kind in SERVERS for name in NAMES}]
     if unknown:
         parser.error(f"{unknown[0]} is not a model of the lab; name some of {', '.join(NAMES)}")
     with command.ending():
-        asyncio.run(_run(options.models or POOL, options.policy))
+        asyncio.run(_run(models, options.policy))
 
 
 async def _run(models: Sequence[str], policy: str) -> None:
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:
         folder = Path(name)
-        print(f"Starting vLLM with {', '.join(models)}: a minute or two.", flush=True)
+        print(f"Starting {', '.join(models)}: a minute or two.", flush=True)
         async with (
             LabEngines(models, folder) as engines,
             running_front(engines, known(folder), policy, folder) as front,
         ):
             for engine in engines.running:
-                print(f"{engine.model:8} http://{engine.address}/metrics   {folder}/", flush=True)
+                print(f"{engine.kind:6} {engine.model:8} http://{engine.address}/metrics   {folder}/", flush=True)
             question = words.question(Random(0), "en", 64)
             print(_addresses(front.url, front.admin_url, question), flush=True)
             await while_running(forever(), engines.ended(), front.ended())

@@ -2,7 +2,7 @@
 
 The same questions go to the small model, to the large one, to a cascade of both, and to one that starts at the large
 model where the capability table says that the small one fails. All through Envoy, in rounds of a few questions each
-way, always from empty caches: what else runs on the machine is then shared by all ways.
+way, always from empty caches: so other load on the machine affects all ways alike.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import Any, Final, NamedTuple
 import httpx
 import numpy as np
 
-from fairlead.bench.machine import machine_facts, this_machine
-from fairlead.bench.markdown import table
-from fairlead.demo.traffic import client_of
+from fairlead.statistics import quantile
+from fairlead.tools.bench.machine import machine_facts, this_machine
+from fairlead.tools.bench.markdown import table
+from fairlead.tools.demo.traffic import client_of
 from lab import command, words
 from lab.engines import QUIET, LabEngines
 from lab.pool import body_of, forget_prompts, known, running_front
@@ -42,7 +43,7 @@ _DRAWS: Final = 2000
 class Took(NamedTuple):
     right: bool
     ms: float
-    stage: str  # empty where no cascade answered
+    stage: str  # empty if no cascade answered
 
 
 ByWay = dict[str, list[Took]]
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 async def _run(count: int, seed: int) -> dict[int, ByWay]:
-    """What each way took, by how many questions were asked side by side."""
+    """The times of each way, by concurrency."""
     rng = Random(f"cascade {seed}")
     questions = [words.question(rng, LANGUAGE, LENGTHS_TOKENS[i % len(LENGTHS_TOKENS)]) for i in range(count)]
     took: dict[int, ByWay] = {}
@@ -136,7 +137,7 @@ def _interval(differences: Any, form: str) -> str:
     """Mean of paired differences with its 95 % interval, by bootstrap over the questions."""
     rng = np.random.default_rng(0)
     means = rng.choice(differences, (_DRAWS, len(differences))).mean(axis=1)
-    low, high = np.percentile(means, (2.5, 97.5))
+    low, high = (quantile(means.tolist(), share) for share in (0.025, 0.975))
     return f"{form.format(differences.mean())} ({form.format(low)} to {form.format(high)})"
 
 
@@ -164,7 +165,7 @@ def _page(facts: str, took: dict[int, ByWay]) -> str:
 
 
 def _mean_ms(took: Sequence[Took], length: int) -> float:
-    """Of the questions with the length of that number; lengths take turns."""
+    """The mean over the questions of the length with that index; lengths take turns."""
     return float(np.mean([each.ms for each in took[length :: len(LENGTHS_TOKENS)]]))
 
 

@@ -1,6 +1,7 @@
-"""What the lab's commands share: how they are asked, how they end, and where their results go.
+"""What the lab's commands share: their options, how they end, and where their results go.
 
-Ctrl-C ends a command quietly. What its user can mend ends it with 2, a server that failed with 1; both in one sentence.
+Ctrl-C ends a command quietly. A mistake that the user can fix exits with 2, a failed server with 1; both print one
+sentence.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fairlead.demo.children import ChildError
 from fairlead.errors import UserError
 from fairlead.files import replace_file
+from fairlead.processes import ChildError
 
 
 def parser(name: str, about: str, example: str) -> argparse.ArgumentParser:
-    """Of `python -m NAME`; `example` is a way to go on after the name."""
+    """The parser of `python -m NAME`; `example` shows arguments."""
     return argparse.ArgumentParser(
         prog=f"python -m {name}", description=about, epilog=f"Example: python -m {name} {example}"
     )
@@ -27,11 +28,13 @@ def parser(name: str, about: str, example: str) -> argparse.ArgumentParser:
 def add_measurement(to: argparse.ArgumentParser, out: str) -> None:
     """The options of every measurement: `--seed`, and `--out`, a folder which is `out` by default."""
     to.add_argument("--seed", type=int, default=0, metavar="N", help="another seed makes other requests")
-    to.add_argument("--out", type=Path, default=Path(out), metavar="FOLDER", help=f"of the results; else {out}")
+    to.add_argument(
+        "--out", type=Path, default=Path(out), metavar="FOLDER", help=f"folder of the results; default {out}"
+    )
 
 
 def at_least_one(text: str) -> int:
-    """The type of an option that counts. Raises what argparse shows as a sentence."""
+    """The type of a counting option. Raises an error that argparse shows as a sentence."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
     return int(text)
@@ -39,7 +42,7 @@ def at_least_one(text: str) -> int:
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Around all that a command does once it knows what was asked."""
+    """Wraps all that a command does after parsing its options."""
     try:
         yield
     except KeyboardInterrupt:
@@ -52,7 +55,7 @@ def ending() -> Iterator[None]:
 
 
 def results_folder(out: Path) -> Path:
-    """`out`, there and open to us before anything is measured. Raises UserError."""
+    """Create `out` and check that it is writable before anything is measured. Raises UserError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -63,7 +66,7 @@ def results_folder(out: Path) -> Path:
 
 
 def show(report: str, path: Path) -> None:
-    """Print a report and keep it at `path`. Raises UserError where it cannot be kept, and has printed it then."""
+    """Print a report and write it to `path`. Raises UserError if it cannot be written, after printing it."""
     print(report)
     try:
         replace_file(path, report.encode())

@@ -1,4 +1,4 @@
-"""`make lab-judgements`, `python -m lab.judgements`: what models of the lab answer to the same questions, each judged.
+"""`make lab-judgements`, `python -m lab.judgements`: judged answers of several lab models to the same questions.
 
 `fairlead plan profile` asks real vLLM servers through Envoy, one question at a time, so that its latencies are those of
 idle servers, and judges by exact match. Evenly over scripts and prompt lengths. Planning experiments read the file.
@@ -14,9 +14,9 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from fairlead.demo.learning import Learnt
 from fairlead.errors import UserError
 from fairlead.files import replace_file
+from fairlead.tools.demo.learning import Learnt
 from lab import command, words
 from lab.engines import LabEngines
 from lab.pool import body_of, running_front
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 async def _record(folder: Path, requests: Path, judged: Path) -> None:
-    """Models are asked by name: what is known of them plays no part."""
+    """Models are asked by name, so their capabilities do not matter."""
     async with (
         LabEngines(MODELS, folder) as engines,
         running_front(engines, Learnt(None, {}, {}), "fairlead", folder) as front,

@@ -1,7 +1,7 @@
 """`make lab-moves`, `python -m lab.moves`: how long a real copy of KV takes, against computing the prompt again.
 
 Two vLLM servers of the lab with Mooncake over TCP. Each prompt is computed once by the source and copied to the target;
-then both go on with it, and their answers and the probabilities of these are compared.
+then both continue from it, and their answers and probabilities are compared.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
-from fairlead.bench.machine import machine_facts, this_machine
-from fairlead.bench.markdown import table
-from fairlead.engines.kv_transfer import Deadlines, Party, copy_kv
+from fairlead.engines.kv_transfer import Deadlines, Party, Prompt, copy_kv
 from fairlead.engines.mooncake import Mooncake
+from fairlead.tools.bench.machine import machine_facts, this_machine
+from fairlead.tools.bench.markdown import table
 from lab import command
-from lab.engines import BLOCK_TOKENS, LabEngines
+from lab.engines import LabEngines
 from lab.moving import Moving
+from lab.servers import BLOCK_TOKENS
 
 _MODEL: Final = "heron"
 _TOKENS: Final = (1024, 2048, 4096, 7168)
@@ -37,8 +38,8 @@ class Moved(NamedTuple):
     computed_s: float  # by the source, the first time
     copied_s: float  # export and import
     next_turn_s: float  # at the target, from its cache
-    cached_tokens: int  # of that turn
-    same_text: bool  # of both answers
+    cached_tokens: int  # prompt tokens cached in that turn
+    same_text: bool  # whether both answers are the same
     difference: float  # the largest between two log-probabilities of a token that both rank among their best five
 
 
@@ -75,7 +76,7 @@ async def _measured(repeats: int, seed: int) -> list[Moved]:
 
 async def _one(client: httpx.AsyncClient, source: Party, target: Party, ids: list[int]) -> Moved:
     _, computed_s = await _complete(client, source, ids)
-    copied = await copy_kv(Mooncake(), source, target, _MODEL, ids, BLOCK_TOKENS, _PATIENT)
+    copied = await copy_kv(Mooncake(), source, target, Prompt(_MODEL, ids, BLOCK_TOKENS), _PATIENT)
     longer = [*ids, 5, 6, 7]
     there, next_turn_s = await _complete(client, target, longer)
     here, _ = await _complete(client, source, longer)

@@ -1,7 +1,7 @@
-"""What servers of the lab need to pass KV on to each other over TCP: Mooncake's library and its connector's settings.
+"""What servers of the lab need to transfer KV to each other over TCP: Mooncake's library and its connector's settings.
 
-The library comes as a wheel that needs no CUDA. It is kept in a folder of its own beside the lab's environment, which
-does not change by it.
+The library comes as a wheel that needs no CUDA. It is kept in a separate folder next to the lab's environment, which
+stays unchanged.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from fairlead.demo.children import free_ports
 from fairlead.errors import UserError
+from fairlead.processes import free_ports
 from lab import environment
 from lab.engines import Extra
 
-CONTEXT_TOKENS: Final = (
-    8192  # longer than the tiny models were trained for: what they answer is noise, but always the same
-)
+CONTEXT_TOKENS: Final = 8192  # longer than the tiny models were trained for: their answers are noise, but deterministic
 ABORT_S: Final = 10
 
 _WHEEL: Final = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
@@ -48,7 +46,7 @@ def library() -> Path:
         fresh = Path(tempfile.mkdtemp(dir=built.parent))
         try:
             _install(environment.python(built), fresh)
-            fresh.rename(folder)  # all at once: half a library is worse than none
+            fresh.rename(folder)  # atomic: half a library would be worse than none
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     return folder

@@ -1,4 +1,4 @@
-"""The whole lab: vLLM servers, and the sidecar and Envoy in front of them."""
+"""The whole lab: its servers, and the sidecar and Envoy in front of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Final
 
 import httpx
 
-from fairlead.demo.children import while_running
-from fairlead.demo.front import Front
-from fairlead.demo.learning import TASK, Learnt
-from fairlead.engines.discovery import discover
+from fairlead.engines.introduction import discover
+from fairlead.tasks import while_running
+from fairlead.tools.demo.front import Front
+from fairlead.tools.demo.learning import TASK, Learnt
 from lab import words
-from lab.engines import MODELS, TOPIC, LabEngine, LabEngines
+from lab.engines import LabEngine, LabEngines
+from lab.servers import MODELS, TOPIC
 
 CAPABILITY: Final = MODELS / f"{TASK}.json"  # as `make ttca` fitted it
 START_MS_PER_TOKEN: Final = 0.1  # before anything was measured
@@ -27,7 +28,7 @@ _TEACHING_REQUESTS: Final = 4  # for each model and language
 
 
 def known(folder: Path) -> Learnt:
-    """What the repository says of the tiny models: the capability file goes to `folder`, beside the configuration."""
+    """The tiny models' settings; the capability file is written to `folder`, next to the configuration."""
     copied = Path(shutil.copy(CAPABILITY, folder))
     fits: Mapping[str, Mapping[str, float]] = json.loads(copied.read_bytes())["fit"]["models"]
     return Learnt(copied, {model: fit["prefill_ms_per_token"] for model, fit in fits.items()}, {})
@@ -37,7 +38,7 @@ def known(folder: Path) -> Learnt:
 async def running_front(
     engines: LabEngines, learnt: Learnt, policy: str, folder: Path, **sections: object
 ) -> AsyncIterator[Front]:
-    """The sidecar, following the engines' KV events, and Envoy; taught what a token is before anyone is served."""
+    """The sidecar, following the engines' KV events, and Envoy; warmed up to learn token counts."""
     running = engines.running
     speeds = {engine.model: learnt.prefill_ms_per_token.get(engine.model, START_MS_PER_TOKEN) for engine in running}
     served = await discover([engine.address for engine in running])
@@ -48,15 +49,15 @@ async def running_front(
 
 
 async def forget_prompts(engines: LabEngines) -> None:
-    """Empty every prefix cache. An engine says so in its KV events only when it next steps: a short prompt makes it."""
+    """Empty every prefix cache. Engines report it in KV events only at their next step: a short prompt triggers one."""
     async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         for engine in engines.running:
-            (await client.post(f"http://{engine.address}/reset_prefix_cache")).raise_for_status()
+            (await client.post(f"http://{engine.address}{engine.server.forget_path}")).raise_for_status()
             (await client.post(f"http://{engine.address}/v1/completions", json=_step(engine))).raise_for_status()
 
 
 def body_of(question: words.Question, model: str) -> dict[str, object]:
-    """The request that puts `question`; the answer is one word and an end."""
+    """The request that asks `question`; the answer is one word and an end token."""
     message = {"role": "user", "content": question.prompt}
     return {"model": model, "messages": [message], "temperature": 0, "max_tokens": 4}
 
@@ -66,7 +67,7 @@ def _step(engine: LabEngine) -> dict[str, object]:
 
 
 async def _teach(front: Front, running: tuple[LabEngine, ...]) -> None:
-    """Tokens for each estimated one differ by tokenizer, and the sidecar learns them from what it serves."""
+    """Send some requests, from which the sidecar learns how many tokens the tokenizer makes of an estimated one."""
     rng = Random("teaching")
     async with httpx.AsyncClient(trust_env=False, timeout=60, base_url=front.url) as client:
         for _ in range(_TEACHING_REQUESTS):

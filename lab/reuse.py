@@ -1,7 +1,7 @@
 """`make lab-reuse`, `python -m lab.reuse [MODEL]`: context reuse in front of real vLLM servers.
 
 The same requests go through Envoy to two servers of one model, with and without reuse, each time from empty caches.
-What vLLM says it took from its cache and the time to the first token are what is compared.
+Compared are the cached tokens that vLLM reports and the time to the first token.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
-from statistics import quantiles
 from typing import Final, NamedTuple
 
 import httpx
 
-from fairlead.bench.machine import machine_facts, this_machine
-from fairlead.bench.markdown import table
-from fairlead.bench.reuse.lists import Lists, Turn, synthetic
-from fairlead.bench.reuse.shares import hit_share, online
-from fairlead.demo.traffic import client_of
+from fairlead.statistics import quantile
+from fairlead.tools.bench.machine import machine_facts, this_machine
+from fairlead.tools.bench.markdown import table
+from fairlead.tools.bench.reuse.lists import Lists, Turn, synthetic
+from fairlead.tools.bench.reuse.shares import hit_share, online
+from fairlead.tools.demo.traffic import client_of
 from lab import command, words
 from lab.__main__ import NAMES
 from lab.engines import LabEngines
@@ -80,7 +80,7 @@ async def _run(model: str, requests: int, seed: int) -> list[tuple[str, ...]]:
 
 
 async def _send_all(client: httpx.AsyncClient, model: str, way: str, requests: Sequence[Request]) -> list[Took]:
-    """In their order, AT_A_TIME side by side."""
+    """Send requests in order, AT_A_TIME concurrently."""
     waiting = iter(requests)
     took: list[Took] = []
 
@@ -103,7 +103,7 @@ def _contexts(count: int, seed: int) -> Lists:
 
 
 def _requests(kind: str, count: int, seed: int) -> Iterator[Request]:
-    """Documents are of the synthetic lists of `fairlead bench-reuse`, in words that are one token each."""
+    """Requests with documents from the synthetic lists of `fairlead bench-reuse`, in words of one token each."""
     rng = Random(f"{kind} {seed}")
     vocabulary = [word for half in words.words("en") for word in half]
     texts: dict[int, str] = {}
@@ -127,15 +127,14 @@ def _requests(kind: str, count: int, seed: int) -> Iterator[Request]:
     histories: list[list[dict[str, str]]] = [[] for _ in range(sessions)]
     for _ in range(_TURNS_EACH):
         for session, history in enumerate(histories):
-            history.append(asked(rng.sample(contexts[session][:6], 3)))  # of 6: some were there in an earlier turn
+            history.append(asked(rng.sample(contexts[session][:6], 3)))  # of 6, so that some repeat an earlier turn
             yield Request(str(session), list(history))
             history.append({"role": "assistant", "content": "".join(rng.choices(vocabulary, k=20))})
 
 
 def _row(kind: str, way: str, took: Sequence[Took]) -> tuple[str, ...]:
     prompt, cached = sum(one.prompt_tokens for one in took), sum(one.cached_tokens for one in took)
-    percentiles = quantiles([one.first_token_ms for one in took], n=20)
-    times = (f"{percentiles[9]:.0f}", f"{percentiles[18]:.0f}")
+    times = [f"{quantile([one.first_token_ms for one in took], share):.0f}" for share in (0.5, 0.95)]
     return (kind, way, str(len(took)), f"{prompt:,}", f"{prompt - cached:,}", f"{cached / prompt:.1%}", *times)
 
 

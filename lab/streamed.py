@@ -11,7 +11,7 @@ import httpx
 
 
 class Took(NamedTuple):
-    """`cached_tokens` are those of the prompt that the engine says it had."""
+    """A streamed answer's times and counts; `cached_tokens` is what the engine reports of the prompt."""
 
     first_token_ms: float
     total_ms: float
@@ -23,7 +23,7 @@ class Took(NamedTuple):
 async def streamed(
     client: httpx.AsyncClient, path: str, body: Mapping[str, object], headers: Mapping[str, str] | None = None
 ) -> Took:
-    """Ask for a stream with its usage. Raises httpx.HTTPError where the engine refuses or breaks off."""
+    """Ask for a stream with its usage. Raises httpx.HTTPError if the engine refuses or breaks off."""
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     first_token_ms: float | None = None
     usage: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fairlead.errors import UserError
 from lab import environment, words
-from lab.engines import MODELS
+from lab.servers import MODELS
 from lab.training.recipes import RECIPES
 
 _ROOT = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def draw() -> None:
-    """accuracy.png beside accuracy.json: a panel for each script, a line for each model."""
+    """Draw accuracy.png next to accuracy.json: a panel for each script, a line for each model."""
     measured = json.loads((MODELS / "accuracy.json").read_bytes())
     lengths = measured["lengths_tokens"]
     figure = Figure(figsize=(11, 3.9), dpi=110, layout="constrained")

@@ -1,4 +1,4 @@
-"""Key-value questions in three scripts, and the vocabulary that the tiny models know them by.
+"""Key-value questions in three scripts, and the tiny models' vocabulary.
 
 The same questions as in the LAAR paper (section 3.1), with a word where the paper has a UUID: a model of a few hundred
 kilobytes learns to look words up, not to spell them. Only the standard library: both virtual environments read this.

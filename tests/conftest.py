@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import pytest
 from hypothesis import settings
 
 # How long one example takes says how busy the machine is; pytest-timeout is for tests that hang.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+STARTS_REAL_PARTS = {"stack", "envoy", "redis", "browser", "lab"}  # fixtures
+
+
+def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    for item in items:
+        if STARTS_REAL_PARTS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.stack)

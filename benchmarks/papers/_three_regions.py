@@ -1,4 +1,4 @@
-"""The worlds and the traffic that tuners of weights are compared on (`tuner.py`), and mistaken ideas of a world."""
+"""The worlds and the traffic on which tuners of weights are compared (`tuner.py`), and distorted copies of a world."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import msgspec
 
 from fairlead.core.facts import session_key
 from fairlead.core.learning import Learner
-from fairlead.core.learning import Observation as Seen
+from fairlead.core.observation import Observation as Seen
 from fairlead.core.pool import Pool
-from fairlead.replay.network import constant, drawn
-from fairlead.replay.workload import Conversation, Turn, Workload
-from fairlead.replay.world import EndpointSpec, Observation, World
-from fairlead.simulate.parameters import EngineParameters
+from fairlead.tools.replay.network import constant, drawn
+from fairlead.tools.replay.workload import Conversation, Turn, Workload
+from fairlead.tools.replay.world import EngineSpec, Observation, World
+from fairlead.tools.simulate.parameters import EngineParameters
 
 BLOCK_TOKENS = 128
 REGIONS = {"ashburn": (37.0, 8.0), "frankfurt": (279.0, 30.0), "seoul": (456.0, 120.0)}  # GORGO, figure 1; spreads ours
 PREFILL_MS_PER_TOKEN, DECODE_MS_PER_STEP, DECODE_MS_PER_SEQUENCE = 0.1, 10.0, 0.3
 SPREAD = 0.3  # of the logarithm of each, from seed to seed
 KV_TOKENS = 600_000
-WRONG = 0.3  # of the logarithm of each constant, where it is mistaken
+WRONG = 0.3  # of the logarithm of each constant, in a distorted copy
 
 
 class NoLearner(Learner):
-    """`gorgo` looks at nothing that is learned: without it times are the same, bit for bit, and four times as soon."""
+    """`gorgo` uses nothing that is learned: without learning, results are bit-identical in a quarter of the time."""
 
     def observe(self, seen: Seen, pool: Pool) -> None: ...
 
@@ -39,17 +39,17 @@ def three_regions(seed: int) -> World:
     )
     return World(
         tuple(
-            EndpointSpec(f"10.0.0.{number}:8000", region=region, engine=engine, kv_tokens=KV_TOKENS)
+            EngineSpec(f"10.0.0.{number}:8000", region=region, engine=engine, kv_tokens=KV_TOKENS)
             for number, region in enumerate(REGIONS, start=1)
         ),
         regions={name: drawn(mean, deviation, rng) for name, (mean, deviation) in REGIONS.items()},
-        # Every first token is seen: the published tuner needs it. What engines report no policy here looks at.
-        observation=Observation(messages_per_second=1e9, scrape_s=30.0),
+        # Every first token is observed, as the published tuner needs. No policy here uses engine reports.
+        observation=Observation(answers_per_second=1e9, messages_per_second=1e9, scrape_s=30.0),
     )
 
 
 def sessions(name: str, requests: int) -> Workload:
-    """Growing conversations that repeat what was said, of some 15,000 tokens in the mean; the rate is set later."""
+    """Growing conversations that repeat earlier turns, of some 15,000 tokens on average; the rate is set later."""
     rng = Random(name)
     conversations: list[Conversation] = []
     now_ms, total, number = 0.0, 0, 0
@@ -73,10 +73,10 @@ def sessions(name: str, requests: int) -> Workload:
 
 
 def wrong(world: World, rng: Random) -> World:
-    """A world taken for another: each constant, round trip and size of caches is off by a factor of its own."""
+    """A distorted copy of a world: each constant, round trip and cache size is multiplied by its own random factor."""
     factors = {name: rng.lognormvariate(0.0, WRONG) for name in ("prefill", "step", "sequence", "kv")}
 
-    def mistaken(spec: EndpointSpec) -> EndpointSpec:
+    def mistaken(spec: EngineSpec) -> EngineSpec:
         engine = replace(
             spec.engine,
             prefill_ms_per_token=spec.engine.prefill_ms_per_token * factors["prefill"],

@@ -1,9 +1,9 @@
-"""Cascadia's planning experiments: how near exhaustive search the plans are, and how long planning takes.
+"""Cascadia's planning experiments: how close plans come to exhaustive search, and how long planning takes.
 
     python benchmarks/papers/cascadia.py
 
 Writes benchmarks/results/papers/cascadia.md. The paper's models and GPUs are rebuilt from public parameters, the sample
-of judged requests is drawn (its seed is in the report), so figures are comparable in kind and not in number.
+of judged requests is drawn (its seed is in the report), so figures are comparable qualitatively only.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from fairlead.bench.machine import machine_facts, this_machine
-from fairlead.cascade.planner.capacity import Strategy, gpus_of
-from fairlead.cascade.planner.hardware import Cluster, Shape, lane_parameters, shapes_that_fit
-from fairlead.cascade.planner.lane import arrivals_ms, latencies_ms, most_requests_per_ms
-from fairlead.cascade.planner.make import make_plan
-from fairlead.cascade.planner.plan import Plan
-from fairlead.cascade.planner.routing import Flags, Floats, Profile, Routed, alone, route
-from fairlead.cascade.planner.search import Aim
-from fairlead.cascade.planner.settings import CascadeSettings
+from fairlead.tools.bench.machine import machine_facts, this_machine
+from fairlead.tools.plan.capacity import Strategy, gpus_of
+from fairlead.tools.plan.hardware import Cluster, Shape, pipeline_slot_parameters, shapes_that_fit
+from fairlead.tools.plan.make import make_plan
+from fairlead.tools.plan.plan import Plan
+from fairlead.tools.plan.replica_load import arrivals_ms, latencies_ms, most_requests_per_ms
+from fairlead.tools.plan.routing import Flags, Floats, Profile, Routed, alone, route
+from fairlead.tools.plan.search import Aim
+from fairlead.tools.plan.settings import CascadeSettings
 
 OUT = Path("benchmarks/results/papers/cascadia.md")
 SEED = 7
@@ -90,23 +90,23 @@ class Exhaustive:
     def stage_ms(
         self, stage: int, part: Flags, strategy: Strategy, rate_per_ms: float, *, count: int = 500, seed: int = SEED
     ) -> float:
-        """p95 of a stage; infinite above the load that our plans stop at too."""
+        """p95 of a stage; infinite above the load limit that our plans also use."""
         model = self.world.models[stage]
         prompts, outputs = self.profile.prompt_tokens[part], self.profile.output_tokens[part, stage]
-        lanes, most, seen = [], 0.0, []
+        slots, most, seen = [], 0.0, []
         for shape, replicas in strategy:
-            parameters = lane_parameters(model.model(), shape, self.cluster)
-            lane_most = most_requests_per_ms(parameters, float(prompts.mean()), float(outputs.mean()))
-            lanes.append((parameters, lane_most, replicas * shape.pp))
-            most += lane_most * replicas * shape.pp
+            parameters = pipeline_slot_parameters(model.model(), shape, self.cluster)
+            slot_most = most_requests_per_ms(parameters, float(prompts.mean()), float(outputs.mean()))
+            slots.append((parameters, slot_most, replicas * shape.pp))
+            most += slot_most * replicas * shape.pp
         if rate_per_ms > 0.92 * most:
             return float("inf")
         rng = np.random.default_rng(seed)
-        for parameters, lane_most, lane_count in lanes:
+        for parameters, slot_most, slot_count in slots:
             drawn = rng.integers(0, len(prompts), count)
             requests = list(zip(prompts[drawn].astype(int).tolist(), outputs[drawn].astype(int).tolist(), strict=True))
-            took_ms = latencies_ms(parameters, requests, arrivals_ms(rate_per_ms * lane_most / most, len(requests)))
-            seen.append((took_ms[count // 5 :], lane_most * lane_count))
+            took_ms = latencies_ms(parameters, requests, arrivals_ms(rate_per_ms * slot_most / most, len(requests)))
+            seen.append((took_ms[count // 5 :], slot_most * slot_count))
         judge_ms = JUDGE_MS if stage == 0 else 0.0
         return weighted_p95(seen) + judge_ms
 
@@ -120,7 +120,7 @@ class Exhaustive:
         return [each for each in sets_of(shapes, self.cluster.gpus) if each]
 
     def plan_ms(self, routed: Routed, strategies: Sequence[Strategy]) -> float:
-        """The greatest p95 of a plan's stages, from draws that no search has seen and more of them."""
+        """The greatest p95 of a plan's stages, from more draws, which no search has seen."""
         rate_per_ms = self.world.rate_per_s / 1000
         return max(
             self.stage_ms(stage, part, strategy, share * rate_per_ms, count=8000, seed=SEED + 1)
@@ -243,14 +243,14 @@ def main() -> None:
         "## Against exhaustive search: two models, 8 GPUs",
         "",
         "Paper (appendix J): a gap of 2 to 6 %, at least 15 times faster. Both plans are simulated again, with",
-        "draws that neither search has seen: the least of thousands of simulated latencies is partly luck.",
+        "draws that neither search has seen: the least of thousands of simulated latencies is partly chance.",
         "",
         *against_exhaustive(),
         "",
         "## Time to plan three models, one core",
         "",
         "Paper (figure 10, 12 cores): 32 GPUs within 20 s, 80 within a minute. Planned once for all three models, as",
-        "the paper does, and once with every part of the cascade and every model alone tried too.",
+        "the paper does, and once with every subset of the cascade and every model alone tried too.",
         "",
         *runtimes(),
         "",

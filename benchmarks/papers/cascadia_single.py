@@ -18,20 +18,21 @@ from statistics import median
 import cascadia
 import numpy as np
 
-from fairlead.bench.machine import machine_facts, this_machine
-from fairlead.bench.markdown import table
-from fairlead.cascade.planner.allocation import by_dynamic_program
-from fairlead.cascade.planner.hardware import lane_parameters, shapes_that_fit
-from fairlead.cascade.planner.make import make_plan
-from fairlead.cascade.planner.plan import Plan
-from fairlead.cascade.planner.prediction import Deployed, predict
-from fairlead.cascade.planner.routing import Profile, alone, route
-from fairlead.cascade.planner.sample import make_profile
-from fairlead.cascade.planner.search import Aim
-from fairlead.cascade.planner.settings import CascadeSettings, ModelSettings
-from fairlead.cascade.planner.workload import Stage
 from fairlead.cascade.rows import ProfileRow, read_rows
 from fairlead.errors import UserError
+from fairlead.statistics import line_through
+from fairlead.tools.bench.machine import machine_facts, this_machine
+from fairlead.tools.bench.markdown import table
+from fairlead.tools.plan.allocation import by_dynamic_program
+from fairlead.tools.plan.hardware import pipeline_slot_parameters, shapes_that_fit
+from fairlead.tools.plan.make import make_plan
+from fairlead.tools.plan.plan import Plan
+from fairlead.tools.plan.prediction import Deployed, predict
+from fairlead.tools.plan.routing import Profile, alone, route
+from fairlead.tools.plan.sample import make_profile
+from fairlead.tools.plan.search import Aim
+from fairlead.tools.plan.settings import CascadeSettings, ModelSettings
+from fairlead.tools.plan.workload import Stage
 
 OUT = Path("benchmarks/results/papers/cascadia_single.md")
 JUDGEMENTS = Path("benchmarks/data/lab_judgements.jsonl")
@@ -39,7 +40,7 @@ _SLO_SCALE = 5.0
 _LAB_SERVERS = 12
 _EXACT_MATCH_MS = 1.0
 
-Plans = Mapping[float, Plan | None]  # by requests a second; None for more than the GPUs carry
+Plans = Mapping[float, Plan | None]  # by requests a second; None if the GPUs cannot carry the rate
 P95 = Callable[[float], float]  # of requests a second; infinite for more than is carried
 
 
@@ -60,7 +61,7 @@ class World:
         return self._p95_ms(self.profile.of([index]), [self.settings.models[index]], (), None, rate_per_s)
 
     def cascade_p95_ms(self, thresholds: Sequence[float], gpus: Sequence[int] | None, rate_per_s: float) -> float:
-        """With this many GPUs for each model, or with the division that is best for these thresholds."""
+        """p95 with this many GPUs for each model, or with the division that is best for these thresholds."""
         return self._p95_ms(self.profile, self.settings.models, thresholds, gpus, rate_per_s)
 
     def _p95_ms(
@@ -98,7 +99,7 @@ class World:
         model, cluster = self.settings.models[index].model(), self.settings.gpus.cluster()
         prompts, answers = self.profile.prompt_tokens, self.profile.output_tokens[:, index]
         shape = shapes_that_fit(model, cluster, int((prompts + answers).max()))[0]
-        parameters = lane_parameters(model, shape, cluster)
+        parameters = pipeline_slot_parameters(model, shape, cluster)
         step_ms = parameters.step_overhead_ms + parameters.decode_ms_per_step
         return float((prompts * parameters.prefill_ms_per_token + answers * step_ms).mean())
 
@@ -121,7 +122,7 @@ def compared(world: World, qualities: Sequence[float]) -> list[str]:
             scales = (f"{ms / base_ms:.1f}" if np.isfinite(ms) else "-" for ms in seen.values())
             lines.append((f"{quality:.1f}", name, reached, *scales, f"{most:g}"))
         used = (" + ".join(stage.model for stage in plan.stages) if plan else "-" for plan in free.values())
-        lines.append((f"{quality:.1f}", "(models that the plan over all parts uses)", "", *used, ""))
+        lines.append((f"{quality:.1f}", "(models that the plan over all subsets uses)", "", *used, ""))
     slo = f"An SLO of scale 1 is {base_ms:,.0f} ms, the mean time of a request alone on one replica of each model."
     singles = ", ".join(f"{model} {alone(profile, index):.1f}" for index, model in enumerate(profile.models))
     return [f"{slo} Quality alone: {singles}.", "", table(head, lines), ""]
@@ -139,7 +140,7 @@ def ways(world: World, quality: float, free: Plans, whole: Plans) -> list[tuple[
     level = next(float(each) for each in levels if route(profile, [float(each)] * (count - 1)).quality >= quality)
     fixed = [level] * (count - 1)
     found: list[tuple[str, str, P95]] = [
-        ("plan over all parts", f">= {quality:.1f}", partial(p95_of, free)),
+        ("plan over all subsets", f">= {quality:.1f}", partial(p95_of, free)),
         ("planned cascade of all models", f">= {quality:.1f}", partial(p95_of, whole)),
         (
             f"one threshold, {level:g}, GPUs planned for it",
@@ -196,8 +197,7 @@ def lab_model(name: str, rows: Sequence[ProfileRow]) -> dict[str, object]:
     by_length: dict[int, list[float]] = {}
     for row in rows:
         by_length.setdefault(row.prompt_tokens, []).append(row.latency_ms)
-    lengths = sorted(by_length)
-    slope, fixed_ms = np.polyfit(lengths, [median(by_length[length]) for length in lengths], 1).tolist()
+    fixed_ms, slope = line_through([(tokens, median(times_ms)) for tokens, times_ms in by_length.items()])
     steps = float(np.mean([row.output_tokens for row in rows]))
     return {
         "name": name,

@@ -1,10 +1,10 @@
-"""A cascade that starts at a later model where the capability table says that the first one fails, and one that never.
+"""A cascade that skips the first model if the capability table predicts that it fails, and one that does not.
 
     python benchmarks/papers/cascadia_skip.py
 
 Writes benchmarks/results/papers/cascadia_skip.md. The sample is drawn: the small model's chance of a right answer falls
-with the prompt's length, as in LAAR's tables, and the judge is an exact match. The table that decides is counted on one
-half of the sample, and the cascades are compared on the other, on the same replicas.
+with the prompt's length, as in LAAR's tables, and the judge is an exact match. The table is counted on one half of the
+sample, and the cascades are compared on the other, on the same replicas.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fairlead.bench.machine import machine_facts, this_machine
-from fairlead.cascade.planner.hardware import Shape
-from fairlead.cascade.planner.prediction import Deployed, predict
-from fairlead.cascade.planner.routing import Profile, Routed, route
-from fairlead.cascade.planner.settings import CascadeSettings
 from fairlead.core.lengths import BUCKETS, bucket_of
+from fairlead.tools.bench.machine import machine_facts, this_machine
+from fairlead.tools.plan.hardware import Shape
+from fairlead.tools.plan.prediction import Deployed, predict
+from fairlead.tools.plan.routing import Profile, Routed, route
+from fairlead.tools.plan.settings import CascadeSettings
 
 OUT = Path("benchmarks/results/papers/cascadia_skip.md")
 SEED = 11

@@ -1,4 +1,4 @@
-"""EAR's experiments in simulated time: the paper's empty cells, filled, and the figure that was never drawn.
+"""EAR's experiments in simulated time: the empty cells of the paper's tables, and its missing figure.
 
     python benchmarks/papers/ear.py [--seeds 3] [--draws 80] [--jobs 1]
 
@@ -12,30 +12,29 @@ from __future__ import annotations
 import argparse
 import io
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 from matplotlib.figure import Figure
 
-from fairlead.bench.commit import commit
-from fairlead.bench.markdown import table
-from fairlead.bench.numbers import estimate
 from fairlead.policies import build_policy
-from fairlead.replay.claude_code import Sampling
-from fairlead.replay.contest import contestant, faster_for
-from fairlead.replay.report import Column, Results
-from fairlead.replay.rows import Rows, Target, summarise
-from fairlead.replay.run import Outcome, Plan, Traffic, run, workload_of
-from fairlead.replay.split import Link, SplitSimulation
-from fairlead.replay.world import World, alike
+from fairlead.tools.bench.markdown import table
+from fairlead.tools.estimates import estimate
+from fairlead.tools.origin import commit, date
+from fairlead.tools.replay.claude_code import Sampling
+from fairlead.tools.replay.policy_spec import faster_for, read_policy_spec
+from fairlead.tools.replay.replay_report import Column, ReplayResults
+from fairlead.tools.replay.rows import LatencyTarget, Rows, summarise
+from fairlead.tools.replay.run import ReplayPlan, RunResult, Traffic, run, workload_of
+from fairlead.tools.replay.split import Link, SplitSimulation
+from fairlead.tools.replay.world import World, alike
 
 TRACE = "benchmarks/data/claude_code.jsonl.gz"
 OUT = Path("benchmarks/results/papers")
 ENGINES, SKEW = 8, 1.0
 LOADS = (1.0, 4.0)  # of what least_request can serve
-KV_TOKENS = 125_000  # of one engine, so that some tens of sessions press on 8 caches: the paper's, far more, did too
+KV_TOKENS = 125_000  # of one engine, so that some tens of sessions fill 8 caches, as the paper's many sessions did
 SPLIT = "static split"
 NAMES = {
     "round_robin": "load-balance (`round_robin`)",
@@ -83,23 +82,23 @@ class How(NamedTuple):
 
 
 def at_load(how: How, load: float, skew: float = SKEW) -> Traffic:
-    """The load is a share of what `least_request` can serve of the traffic without extra skew, in the first world."""
+    """The load is a share of what `least_request` can serve of traffic without extra skew in the first world."""
     base = Traffic(TRACE, how.sampling(SKEW))
     faster = faster_for(
-        load, alike(ENGINES, kv_tokens=KV_TOKENS), workload_of(base, how.seeds[0]), contestant("least_request")
+        load, alike(ENGINES, kv_tokens=KV_TOKENS), workload_of(base, how.seeds[0]), read_policy_spec("least_request")
     )
     return Traffic(TRACE, how.sampling(skew), faster=faster)
 
 
-def measured(how: How, name: str, traffic: Traffic, policies: Sequence[str], world: World) -> list[Outcome]:
-    plan = Plan((traffic,), tuple(contestant(p) for p in policies if p != SPLIT), how.seeds, world)
+def measured(how: How, name: str, traffic: Traffic, policies: Sequence[str], world: World) -> list[RunResult]:
+    plan = ReplayPlan((traffic,), tuple(read_policy_spec(p) for p in policies if p != SPLIT), how.seeds, world)
     found = run(plan, jobs=how.jobs)
     if SPLIT in policies:
         found += [split(traffic, seed) for seed in how.seeds]
     return [msgspec.structs.replace(each, trace=name) for each in found]
 
 
-def split(traffic: Traffic, seed: int) -> Outcome:
+def split(traffic: Traffic, seed: int) -> RunResult:
     """Half of the engines prefill, chosen by the fewest waiting tokens; the others decode."""
     workload, specs = workload_of(traffic, seed), alike(ENGINES, kv_tokens=KV_TOKENS).endpoints
     prefillers, decoders = specs[: ENGINES // 2], specs[ENGINES // 2 :]
@@ -108,18 +107,18 @@ def split(traffic: Traffic, seed: int) -> Outcome:
     simulation = SplitSimulation(world, decoders, Link(), workload, build_policy("lpwl", {}), seed=seed, sink=rows.add)
     simulation.run()
     summary = summarise(
-        rows.frame(), simulation.counts, recorded_ms=workload.span_ms, engines=ENGINES // 2, target=Target()
+        rows.frame(), simulation.counts, recorded_ms=workload.span_ms, engines=ENGINES // 2, target=LatencyTarget()
     )
     note = f"{simulation.recomputed} prompts found no room where they should have been decoded"
-    return Outcome(workload.name, SPLIT, seed, (*workload.notes, note), summary)
+    return RunResult(workload.name, SPLIT, seed, (*workload.notes, note), summary)
 
 
-def text(results: Results, trace: str, policy: str, column: Column) -> str:
+def text(results: ReplayResults, trace: str, policy: str, column: Column) -> str:
     found = estimate(results.values(trace, policy, column))
     return f"{found.mean:,.{column.digits}f} ± {found.high - found.mean:,.{column.digits}f}"
 
 
-def main_tables(results: Results) -> Iterator[str]:
+def main_tables(results: ReplayResults) -> Iterator[str]:
     for load in LOADS:
         name = f"load {load:g}"
         heads = ("Scheduler", *(column.heading for column in COLUMNS))
@@ -129,10 +128,10 @@ def main_tables(results: Results) -> Iterator[str]:
     yield f"Static split at the higher load, by seed: {'; '.join(notes)}."
     heads = ("Paper", "Cached %", "E2E p90 s", "Median worker TTFT p90 s", "Worst worker", "Amplification")
     yield f"The paper's own figures, where it has any (and TTFT p50 62.8 s for the split):\n\n{table(heads, PUBLISHED)}"
-    yield "Migration without affinity, which the paper asks for, has no host to leave: it is the rule for new sessions."
+    yield "Migration without affinity, which the paper lists, has nothing to leave: it is the rule for new sessions."
 
 
-def coupling(results: Results) -> tuple[str, bytes]:
+def coupling(results: ReplayResults) -> tuple[str, bytes]:
     """Amplification over mean turn time: a table, and the paper's figure 8."""
     rows = []
     for policy in NAMES:
@@ -185,7 +184,7 @@ def sensitivity(how: How) -> Iterator[str]:
         )
     ]
     for heading, found in (("Skew of sessions", by_skew), ("KV cache of one engine", by_size)):
-        results = Results(found)
+        results = ReplayResults(found)
         rows = [
             (NAMES[p], *(f"{text(results, t, p, E2E_P90)} s, {text(results, t, p, CACHED)} %" for t in results.traces))
             for p in VARIED
@@ -195,7 +194,7 @@ def sensitivity(how: How) -> Iterator[str]:
 
 DIFFERS = """\
 The sessions are of another agent and their skew is drawn: agents of one session share its id, its tools and its system
-prompt. The KV of a split or moved session travels at 10 GB/s with 20 ms to set up, whoever else is travelling; a
+prompt. The KV of a split or moved session travels at 10 GB/s with 20 ms to set up, without contention; a
 decoding engine without room computes the prompt again, where the prototype failed requests. The split's cached share
 and workers are of its four prefill engines."""
 
@@ -211,12 +210,12 @@ def main() -> None:
     for load in LOADS:
         found += measured(how, f"load {load:g}", at_load(how, load), tuple(NAMES), alike(ENGINES, kv_tokens=KV_TOKENS))
         print(f"load {load:g} is done", flush=True)
-    results = Results(found)
+    results = ReplayResults(found)
     coupled, png = coupling(results)
     facts = (
         f"- Command: `python benchmarks/papers/ear.py --seeds {asked.seeds} --draws {asked.draws}`",
         f"- Seeds: {', '.join(map(str, how.seeds))}; ± is half a 95 % interval",
-        f"- Commit: {commit()}, {datetime.now(UTC).strftime('%Y-%m-%d %H:%M UTC')}",
+        f"- Commit: {commit()}, {date()}",
         f"- World: {ENGINES} engines with {KV_TOKENS:,} tokens of KV cache",
         *(f"- {note}" for note in found[0].notes),
     )

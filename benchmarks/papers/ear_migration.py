@@ -1,11 +1,12 @@
-"""EAR's second pillar in simulated time: sessions that leave hot hosts, against sessions that never do.
+"""EAR's second pillar in simulated time: sessions that leave hot endpoints, against sessions that never do.
 
-    python benchmarks/papers/ear_migration.py [--seeds 10] [--draws 120]
+    python benchmarks/papers/ear_migration.py [--seeds 10] [--draws 120] [--scene high] [--out FILE]
 
-Writes benchmarks/results/papers/ear_migration.md and ear_migration.png. Agent sessions drawn with Zipf weights, the
-longest most often. In two scenes each agent is a session of its own; in the others all agents of a recorded session
-share its id, so that a few sessions are more than one engine can serve. Measures are fixed: the worst engine's
-p90 and p95 of TTFT, and the p95 and p99 of all.
+Writes benchmarks/results/papers/ear_migration.md and ear_migration.png. What placement gains (a policy without moves
+over the sticky hash) and what moves gain on top of it (with moves over the same policy without) are separate tables.
+Agent sessions drawn with Zipf weights, the longest most often. In two scenes each agent is a session of its own; in the
+others all agents of a recorded session share its id, so that a few sessions are more than one engine can serve. The
+measures: the worst engine's p90 and p95 of TTFT, and the p95 and p99 of all.
 """
 
 from __future__ import annotations
@@ -21,33 +22,35 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.progress import Progress
 
-from fairlead.bench.commit import commit
-from fairlead.bench.markdown import table
-from fairlead.bench.numbers import Estimate, estimate, ratio
 from fairlead.core.facts import session_key
 from fairlead.core.moves import Move
-from fairlead.replay.claude_code import Sampling
-from fairlead.replay.contest import contestant, faster_for
-from fairlead.replay.moving import MovingSimulation
-from fairlead.replay.rows import Rows, Summary, Target, summarise
-from fairlead.replay.run import Traffic, workload_of
-from fairlead.replay.simulation import Answer
-from fairlead.replay.workload import Workload
-from fairlead.replay.world import World, alike
+from fairlead.statistics import quantile
+from fairlead.tools.bench.markdown import table
+from fairlead.tools.estimates import Estimate, estimate, ratio
+from fairlead.tools.origin import commit
+from fairlead.tools.replay.claude_code import Sampling
+from fairlead.tools.replay.moving import MovingSimulation
+from fairlead.tools.replay.policy_spec import faster_for, read_policy_spec
+from fairlead.tools.replay.rows import LatencyTarget, Rows, RunSummary, summarise
+from fairlead.tools.replay.run import Traffic, workload_of
+from fairlead.tools.replay.simulation import AttemptRecord
+from fairlead.tools.replay.workload import Workload
+from fairlead.tools.replay.world import World, alike
 
 TRACE = "benchmarks/data/claude_code.jsonl.gz"
 OUT = Path("benchmarks/results/papers")
 ENGINES = 8
-FULL = ("ear+pull", "ear+copy")
-RIVALS = ("session_affinity", "ear", "unified")
-POLICIES = (*RIVALS, *FULL)
+FULL = ("ear+pull", "ear+copy", "fairlead+pull")
+BASELINES = ("session_affinity", "ear", "unified", "fairlead")
+POLICIES = (*BASELINES, *FULL)
 NAMES = {
     "session_affinity": "`session_affinity`: sticky by a hash",
     "ear": "`ear`: affinity only",
     "ear+pull": "`ear+pull`: the request waits for its KV",
     "ear+copy": "`ear+copy`: copied, then the binding flips",
 }
-HOT_TOKENS, COOL_DOWNS_S = (4096, 16_384, 65_536), (10, 60, 300)
+HOT_TOKENS, COOL_DOWNS_S = (1024, 4096, 16_384, 65_536), (10, 60, 300)
+SETTINGS_SEEDS: Final = 3
 
 
 class Scene(NamedTuple):
@@ -73,10 +76,10 @@ SCENES = (
 
 
 class Ran(NamedTuple):
-    summary: Summary
+    summary: RunSummary
     worst_p95_ms: float  # TTFT of the worst engine
     moves: Sequence[tuple[float, Move]]
-    answers: Sequence[Answer]
+    answers: Sequence[AttemptRecord]
 
 
 MEASURES: dict[str, Callable[[Ran], float]] = {
@@ -101,24 +104,26 @@ def workload(scene: Scene, seed: int, draws: int, faster: float = 1.0, skew: flo
 
 
 def faster_at(scene: Scene, draws: int) -> float:
-    """At a load of 1, told of sessions with a skew of 1 and the first seed."""
-    return faster_for(1.0, scene.world, workload(scene, 0, draws), contestant("least_request"))
+    """The speed-up for a load of 1, defined by sessions with a skew of 1 and the first seed."""
+    return faster_for(1.0, scene.world, workload(scene, 0, draws), read_policy_spec("least_request"))
 
 
 def ran(policy: str, scene: Scene, traffic: Workload, seed: int) -> Ran:
     rows, answers = Rows(), []
 
-    def sink(answer: Answer) -> None:
+    def sink(answer: AttemptRecord) -> None:
         rows.add(answer)
         answers.append(answer)
 
-    simulation = contestant(policy).simulation(scene.world, traffic, seed, sink)
+    simulation = read_policy_spec(policy).simulation(scene.world, traffic, seed, sink)
     simulation.run()
-    summary = summarise(rows.frame(), simulation.counts, recorded_ms=traffic.span_ms, engines=ENGINES, target=Target())
+    summary = summarise(
+        rows.frame(), simulation.counts, recorded_ms=traffic.span_ms, engines=ENGINES, target=LatencyTarget()
+    )
     by_engine: dict[int, list[float]] = {}
     for each in answers:
         by_engine.setdefault(each.endpoint, []).append(each.first_token_ms)
-    worst_p95_ms = max(float(np.quantile(times, 0.95, method="higher")) for times in by_engine.values())
+    worst_p95_ms = max(quantile(times, 0.95) for times in by_engine.values())
     moves = simulation.moves if isinstance(simulation, MovingSimulation) else ()
     return Ran(summary, worst_p95_ms, moves, answers)
 
@@ -133,7 +138,7 @@ def shortest_pause_s(moves: Sequence[tuple[float, Move]]) -> float:
     return shortest
 
 
-def told(value: Estimate, digits: int) -> str:
+def shown(value: Estimate, digits: int) -> str:
     return f"{value.mean:,.{digits}f} ({value.low:,.{digits}f} to {value.high:,.{digits}f})"
 
 
@@ -147,7 +152,7 @@ def rows(found: Found) -> Iterator[tuple[str, ...]]:
     for policy, runs in found.items():
 
         def mean(value: Callable[[Ran], float], digits: int = 0, of: Sequence[Ran] = tuple(runs)) -> str:
-            return told(estimate([value(run) for run in of]), digits)
+            return shown(estimate([value(run) for run in of]), digits)
 
         moves = "+" in policy
         yield (
@@ -166,31 +171,52 @@ def rows(found: Found) -> Iterator[tuple[str, ...]]:
         )
 
 
-def over(found: Found, policy: str, rival: str, measure: str) -> Estimate:
-    """The policy's measure over its rival's, paired by seed."""
+def over(found: Found, policy: str, baseline: str, measure: str) -> Estimate:
+    """The policy's measure over its baseline's, paired by seed."""
     value = MEASURES[measure]
-    return ratio([value(run) for run in found[policy]], [value(run) for run in found[rival]])
+    return ratio([value(run) for run in found[policy]], [value(run) for run in found[baseline]])
+
+
+def compared(found: Found, pairs: Sequence[tuple[str, str]]) -> str:
+    lines = [
+        (f"`{one}` over `{other}`", *(shown(over(found, one, other, measure), 2) for measure in MEASURES))
+        for one, other in pairs
+    ]
+    return table(("TTFT", *MEASURES), lines)
 
 
 def verdicts(found: Found) -> str:
-    lines = [
-        (f"`{full}` over `{rival}`", *(told(over(found, full, rival, measure), 2) for measure in MEASURES))
-        for full in FULL
-        for rival in RIVALS
-    ]
+    placement = [(policy, "session_affinity") for policy in BASELINES if policy != "session_affinity"]
+    moves = [(full, full.split("+")[0]) for full in FULL]
+    both = [(full, baseline) for full in FULL for baseline in ("session_affinity", "unified")]
     pause_s = min(shortest_pause_s(each.moves) for full in FULL for each in found[full])
     pause = "none moved twice" if pause_s == np.inf else f"{pause_s:.1f} s"
     told_of = "copies count when they are done, so two that began T_cool apart may be nearer"
-    return f"{table(('TTFT', *MEASURES), lines)}\n\nShortest time between two moves of one session: {pause}; {told_of}."
+    return (
+        f"What placement alone gains:\n\n{compared(found, placement)}\n\n"
+        f"What moves gain on top of it:\n\n{compared(found, moves)}\n\n"
+        f"Both together:\n\n{compared(found, both)}\n\n"
+        f"Shortest time between two moves of one session: {pause}; {told_of}."
+    )
 
 
-def sensitivity(scene: Scene, traffic: Workload, seed: int) -> str:
+def sensitivity(scene: Scene, found: Found, draws: int, faster: float, seeds: int) -> str:
+    """The p95 of all and the worst engine's p90 over those of `ear` without moves, for each setting."""
+    traffics = [workload(scene, seed, draws, faster) for seed in range(seeds)]
     lines = []
     for hot in HOT_TOKENS:
         cells = []
         for cool_s in COOL_DOWNS_S:
-            summary = ran(f"ear+pull:hot_tokens={hot}:cool_down_s={cool_s}", scene, traffic, seed).summary
-            cells.append(f"{summary.worst_worker_ttft_p90_ms:.0f} ({1e2 * summary.moves / summary.requests:.2f} %)")
+            runs = [
+                ran(f"ear+pull:hot_tokens={hot}:cool_down_s={cool_s}", scene, traffic, seed)
+                for seed, traffic in enumerate(traffics)
+            ]
+            ratios = []
+            for measure in ("p95 of all", "worst engine's p90"):
+                value = MEASURES[measure]
+                ratios.append(ratio([value(run) for run in runs], [value(run) for run in found["ear"][:seeds]]).mean)
+            moved = 1e2 * sum(run.summary.moves / run.summary.requests for run in runs) / seeds
+            cells.append(f"{ratios[0]:.2f}, {ratios[1]:.2f} ({moved:.2f} %)")
         lines.append((f"{hot:,}", *cells))
     return table(("T_hot, tokens", *(f"T_cool {cool_s} s" for cool_s in COOL_DOWNS_S)), lines)
 
@@ -225,15 +251,15 @@ def picture(one: Ran, path: Path) -> None:
         )
     axes.set_xlabel("minutes")
     axes.set_ylabel("engine")
-    axes.set_title(f"{len(one.moves)} moves off hot hosts")
+    axes.set_title(f"{len(one.moves)} moves off hot endpoints")
     figure.savefig(path, dpi=110)
 
 
-def write(seeds: int, draws: int, parts: Sequence[str]) -> None:
-    """After each scene, so that a run that is broken off leaves those that it has done."""
+def write(out: Path, command: str, seeds: int, parts: Sequence[str]) -> None:
+    """Written after each scene, so that an interrupted run keeps the finished ones."""
     head = (
-        "# Sessions that leave hot hosts, in simulated time",
-        f"- Command: `python benchmarks/papers/ear_migration.py --seeds {seeds} --draws {draws}`\n"
+        "# Sessions that leave hot endpoints, in simulated time",
+        f"- Command: `python benchmarks/papers/ear_migration.py {command}`\n"
         f"- Commit: {commit()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n"
         f"- World: {ENGINES} simulated engines, the defaults of `fairlead replay` where a scene says nothing else; KV "
         "travels at 10 GB/s, 98,304 bytes a token, 20 ms to set up\n"
@@ -244,21 +270,26 @@ def write(seeds: int, draws: int, parts: Sequence[str]) -> None:
         "is better. Rules of moving: the defaults (T_hot 16,384 tokens and twice the others' median, T_cool 60 s)\n"
         "- EAR's paper gives no figure for migration: its own was still to be measured (sections 4.3 and 5.6)",
     )
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "ear_migration.md").write_text("\n\n".join((*head, *parts)) + "\n", encoding="utf-8")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("\n\n".join((*head, *parts)) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--draws", type=int, default=120, help="agents of each run")
+    parser.add_argument("--scene", action="append", choices=[scene.name for scene in SCENES], help="all by default")
+    parser.add_argument("--out", type=Path, default=OUT / "ear_migration.md")
     asked = parser.parse_args()
     seeds = range(asked.seeds)
-    OUT.mkdir(parents=True, exist_ok=True)
+    scenes = [scene for scene in SCENES if asked.scene is None or scene.name in asked.scene]
+    command = " ".join(
+        [f"--seeds {asked.seeds} --draws {asked.draws}", *(f"--scene '{name}'" for name in asked.scene or ())]
+    )
     parts = []
     with Progress() as done:
-        task = done.add_task("runs", total=len(SCENES) * len(POLICIES) * asked.seeds)
-        for scene in SCENES:
+        task = done.add_task("runs", total=len(scenes) * len(POLICIES) * asked.seeds)
+        for scene in scenes:
             faster = scene.load * faster_at(scene, asked.draws)
             found: Found = {policy: [] for policy in POLICIES}
             for seed in seeds:
@@ -271,11 +302,15 @@ def main() -> None:
             parts.append(f"## {scene.name}: load {scene.load:g}, {scene.about}\n\nSome {requests:,} requests a run.")
             parts += [table(HEADS, rows(found)), verdicts(found)]
             if scene.name == "high":
-                picture(found["ear+pull"][0], OUT / "ear_migration.png")
-                parts.append("![Tokens waiting at each engine, and the moves](ear_migration.png)")
-                parts.append("Worst engine's TTFT p90 in ms, and moves, of `ear+pull` with seed 0:")
-                parts.append(sensitivity(scene, workload(scene, 0, asked.draws, faster), 0))
-            write(asked.seeds, asked.draws, parts)
+                picture(found["ear+pull"][0], asked.out.with_suffix(".png"))
+                parts.append(f"![Tokens waiting at each engine, and the moves]({asked.out.stem}.png)")
+            tried = min(SETTINGS_SEEDS, asked.seeds)
+            parts.append(
+                "Where moves pay: p95 of all and the worst engine's p90 with `ear+pull` over `ear` without moves, and "
+                f"the share of requests that moved, for other settings (seeds 0 to {tried - 1}):"
+            )
+            parts.append(sensitivity(scene, found, asked.draws, faster, tried))
+            write(asked.out, command, asked.seeds, parts)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/papers/ear_skew.py [--seeds 10] [--draws 30]
 
 Writes benchmarks/results/papers/ear_skew.md. The world is a scene of ear_migration.py: small caches, tools that
-think little, agents that share their session's id. Loads are told of sessions with a skew of 1.
+think little, agents that share their session's id. Loads are defined by sessions with a skew of 1.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import argparse
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from ear_migration import ENGINES, MEASURES, OUT, SCENES, Found, faster_at, over, ran, told, workload
+from ear_migration import ENGINES, MEASURES, OUT, SCENES, Found, faster_at, over, ran, shown, workload
 from rich.progress import Progress
 
-from fairlead.bench.commit import commit
-from fairlead.bench.markdown import table
-from fairlead.bench.numbers import estimate
+from fairlead.tools.bench.markdown import table
+from fairlead.tools.estimates import estimate
+from fairlead.tools.origin import commit
 
 SCENE = next(scene for scene in SCENES if scene.name == "small caches")
 SKEWS, LOADS = (0.8, 1.2, 1.6), (0.7, 1.2, 1.8)  # of the Zipf weights; of what least_request can serve
-FULL, RIVALS = "ear+pull", ("session_affinity", "unified")
+FULL, BASELINES = "ear+pull", ("session_affinity", "unified")
 COMPARED = ("worst engine's p90", "p99 of all")
 HEADS = (
     "Zipf", "Load", "Worst engine's p90, sticky, ms", "unified", "full EAR", "full / sticky", "p99 of all, the same",
@@ -33,14 +33,14 @@ def rows(seeds: Sequence[int], draws: int, step: Callable[[], None]) -> list[tup
     faster, lines = faster_at(SCENE, draws), []
     for skew in SKEWS:
         for load in LOADS:
-            found: Found = {policy: [] for policy in (*RIVALS, FULL)}
+            found: Found = {policy: [] for policy in (*BASELINES, FULL)}
             for seed in seeds:
                 traffic = workload(SCENE, seed, draws, load * faster, skew)
                 for policy, runs in found.items():
                     runs.append(ran(policy, SCENE, traffic, seed)._replace(answers=()))
                     step()
             worst = [f"{estimate([MEASURES[COMPARED[0]](run) for run in runs]).mean:,.0f}" for runs in found.values()]
-            ratios = [told(over(found, FULL, rival, measure), 2) for rival in RIVALS for measure in COMPARED]
+            ratios = [shown(over(found, FULL, baseline, measure), 2) for baseline in BASELINES for measure in COMPARED]
             lines.append((f"{skew:g}", f"{load:g}", *worst, *ratios))
     return lines
 
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=30, help="agents of each run")
     asked = parser.parse_args()
     with Progress() as done:
-        task = done.add_task("runs", total=len(SKEWS) * len(LOADS) * (1 + len(RIVALS)) * asked.seeds)
+        task = done.add_task("runs", total=len(SKEWS) * len(LOADS) * (1 + len(BASELINES)) * asked.seeds)
         lines = rows(range(asked.seeds), asked.draws, lambda: done.advance(task))
     parts = (
         "# Full EAR over skew and load",

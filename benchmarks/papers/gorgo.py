@@ -4,7 +4,7 @@
 
 Writes benchmarks/results/papers/gorgo.md. Three regions with one engine each, round trips drawn around the paper's
 means (37, 279 and 456 ms); engine constants are rebuilt from public figures of Qwen3.5-35B-A3B on two L40S. The paper's
-ART-Chat is drawn after its published figures: long sessions, 18,000 tokens a prompt in the mean, nine tenths of them
+ART-Chat is drawn after its published figures: long sessions, 18,000 tokens a prompt on average, nine tenths of them
 sent before. Short prompts are those of Azure, with nothing to reuse, and some drawn after the figures of WildChat, half
 of which begin with shared templates. Compare percents and ranks, never times.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -23,17 +22,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fairlead.bench.commit import commit
-from fairlead.bench.markdown import table
-from fairlead.bench.numbers import estimate
 from fairlead.policies import build_policy
-from fairlead.replay.contest import contestant, faster_for
-from fairlead.replay.network import drawn
-from fairlead.replay.report import Column, Results, against
-from fairlead.replay.run import Plan, Traffic, run, workload_of
-from fairlead.replay.simulation import Simulation
-from fairlead.replay.world import EndpointSpec, Observation, World
-from fairlead.simulate.parameters import EngineParameters
+from fairlead.tools.bench.markdown import table
+from fairlead.tools.estimates import estimate
+from fairlead.tools.origin import commit, date
+from fairlead.tools.replay.network import drawn
+from fairlead.tools.replay.policy_spec import faster_for, read_policy_spec
+from fairlead.tools.replay.replay_report import Column, ReplayResults, against
+from fairlead.tools.replay.run import ReplayPlan, Traffic, run, workload_of
+from fairlead.tools.replay.simulation import Simulation
+from fairlead.tools.replay.world import EngineSpec, Observation, World
+from fairlead.tools.simulate.parameters import EngineParameters
 
 DATA = Path("benchmarks/data")
 OUT = Path("benchmarks/results/papers/gorgo.md")
@@ -83,11 +82,11 @@ class How(NamedTuple):
 def world(kv_tokens: int = KV_TOKENS) -> World:
     """Engine reports as fresh as the sidecar reads them; round trips every 30 s with an alpha of 0.3, as published."""
     specs = tuple(
-        EndpointSpec(f"10.0.0.{n}:8000", region=region, engine=ENGINE, kv_tokens=kv_tokens)
+        EngineSpec(f"10.0.0.{n}:8000", region=region, engine=ENGINE, kv_tokens=kv_tokens)
         for n, region in enumerate(RTT_MS, 1)
     )
     rtts = {region: drawn(*of, Random(f"rtt {region}")) for region, of in RTT_MS.items()}
-    return World(specs, rtts, observation=Observation(rtt_s=30.0, messages_per_second=1e9))
+    return World(specs, rtts, observation=Observation(rtt_s=30.0, answers_per_second=1e9, messages_per_second=1e9))
 
 
 def write_window(folder: Path, name: str, seed: int) -> Traffic:
@@ -175,12 +174,12 @@ def _around(rng: Random, median: float) -> int:
 
 def at_load(traffic: Traffic, load: float) -> Traffic:
     """`load` is a share of what `least_request` can serve."""
-    faster = faster_for(load, world(), workload_of(traffic, 0), contestant("least_request"))
+    faster = faster_for(load, world(), workload_of(traffic, 0), read_policy_spec("least_request"))
     return msgspec.structs.replace(traffic, faster=faster)
 
 
 def tuned(folder: Path, how: How) -> tuple[dict[str, float], int]:
-    """Weights at the end of the published tuner's climb, over one window after the other."""
+    """Weights at the end of the published tuner's search over successive windows."""
     rule: Any = build_policy("gorgo_hillclimb", {})
     requests = 0
     for seed in how.seeds:
@@ -194,20 +193,20 @@ def tuned(folder: Path, how: How) -> tuple[dict[str, float], int]:
 
 def outcomes(
     name: str, traffic: Callable[[int], Traffic], where: World, policies: tuple[str, ...], how: How
-) -> Results:
+) -> ReplayResults:
     """Each seed has traffic of its own: intervals are over traffic."""
     found = []
     for seed in how.seeds:
-        plan = Plan((traffic(seed),), tuple(map(contestant, policies)), (seed,), where)
+        plan = ReplayPlan((traffic(seed),), tuple(map(read_policy_spec, policies)), (seed,), where)
         found += [msgspec.structs.replace(each, trace=name) for each in run(plan, jobs=how.jobs)]
-    return Results(found)
+    return ReplayResults(found)
 
 
-def windows(folder: Path, name: str, load: float, policies: tuple[str, ...], how: How) -> Results:
+def windows(folder: Path, name: str, load: float, policies: tuple[str, ...], how: How) -> ReplayResults:
     return outcomes(name, lambda seed: at_load(write_window(folder, name, seed), load), world(), policies, how)
 
 
-def rows(results: Results, trace: str) -> str:
+def rows(results: ReplayResults, trace: str) -> str:
     def text(policy: str, column: Column) -> str:
         found = estimate(results.values(trace, policy, column))
         return f"{found.mean:,.{column.digits}f} ± {found.high - found.mean:,.{column.digits}f}"
@@ -216,12 +215,12 @@ def rows(results: Results, trace: str) -> str:
     return table(heads, [(f"`{p}`", *(text(p, column) for column in COLUMNS)) for p in results.policies])
 
 
-def percent(results: Results, trace: str, ours: str, other: str, column: Column) -> str:
+def percent(results: ReplayResults, trace: str, ours: str, other: str, column: Column) -> str:
     ratio = against(results, trace, ours, other, column)
     return f"{100 * (ratio.mean - 1):+.0f} % ({100 * (ratio.low - 1):+.0f} to {100 * (ratio.high - 1):+.0f})"
 
 
-def mean(results: Results, trace: str, policy: str, column: Column) -> float:
+def mean(results: ReplayResults, trace: str, policy: str, column: Column) -> float:
     return estimate(results.values(trace, policy, column)).mean
 
 
@@ -245,9 +244,9 @@ def frozen(folder: Path, how: How) -> Iterator[str]:
         results = windows(folder, name, load, policies, how)
         yield f"### {heading}\n\n{rows(results, name)}"
         for column in (TTFT, E2E):
-            rival = min(BASELINES, key=lambda p, c=column: mean(results, name, p, c))  # type: ignore[misc]
-            ratios = [percent(results, name, policy, rival, column) for policy in (ours, "fairlead")]
-            compared.append((name, column.heading, f"`{rival}`", *ratios))
+            baseline = min(BASELINES, key=lambda p, c=column: mean(results, name, p, c))  # type: ignore[misc]
+            ratios = [percent(results, name, policy, baseline, column) for policy in (ours, "fairlead")]
+            compared.append((name, column.heading, f"`{baseline}`", *ratios))
     published = {
         ("tuning", TTFT.heading): "+3.5 %", ("tuning", E2E.heading): "-34.9 %",
         ("half", TTFT.heading): "-11.9 %", ("half", E2E.heading): "-17.5 %",
@@ -279,7 +278,7 @@ def hacked(folder: Path, how: How) -> Iterator[str]:
         "TTFT, 0 over 0.05",
     )
 
-    def row(name: str, results: Results) -> tuple[str, ...]:
+    def row(name: str, results: ReplayResults) -> tuple[str, ...]:
         cells = [
             f"{mean(results, 'hack', policy, column):,.{column.digits}f}"
             for column in (TTFT, E2E, COLUMNS[5])
@@ -304,7 +303,7 @@ def hacked(folder: Path, how: How) -> Iterator[str]:
 
 def short(folder: Path, how: How) -> Iterator[str]:
     traffic = Traffic(str(DATA / "azure_llm_2023_conv.csv.gz"), to_s=900.0)
-    faster = faster_for(0.5, world(), workload_of(traffic, 0), contestant("least_request"))
+    faster = faster_for(0.5, world(), workload_of(traffic, 0), read_policy_spec("least_request"))
     azure = msgspec.structs.replace(traffic, faster=faster)
     start = "gorgo:rtt_weight=0.5:queue_weight=0.1"
     policies = ("fairlead", "gorgo", start, "session_affinity", "session_affinity:key=prompt", "least_request")
@@ -350,7 +349,7 @@ def main() -> None:
     facts = (
         f"- Command: `python benchmarks/papers/gorgo.py --seeds {asked.seeds}`",
         f"- Seeds: {', '.join(map(str, how.seeds))}; intervals are 95 % over seeds, each with sessions of its own",
-        f"- Commit: {commit()}, {datetime.now(UTC).strftime('%Y-%m-%d %H:%M UTC')}",
+        f"- Commit: {commit()}, {date()}",
     )
     parts = ["# GORGO's experiments", "\n".join(facts)]
     with TemporaryDirectory() as name:

@@ -3,9 +3,9 @@
     python benchmarks/papers/laar.py [--seeds 10]
 
 Writes benchmarks/results/papers/laar.md and laar.png. Five models, one engine each, eight questions at a time, at most
-ten attempts, temperature 0. The router's chances come from `fairlead fit` on another half of the questions than the one
-it is judged on. The paper tells its accuracy curves in words and pictures: the numbers here are ours, written down from
-its text before anything was run, and only their shape is the paper's.
+ten attempts, temperature 0. The router's probabilities come from `fairlead fit` on one half of the questions, and it is
+evaluated on the other. The paper gives its accuracy curves in words and pictures: the numbers here are ours, written
+down from its text before anything was run, and only their shape is the paper's.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import polars as pl
 from matplotlib.figure import Figure
 from rich.progress import Progress
 
-from fairlead.bench import markdown
-from fairlead.bench.machine import machine_facts, this_machine
-from fairlead.bench.numbers import Estimate, estimate
 from fairlead.core.capability import Capability, parse_capability_file
 from fairlead.core.language import LANGUAGES
-from fairlead.fitting import fit_model, read_attempts, write_family
-from fairlead.replay.contest import contestant
-from fairlead.replay.simulation import Answer, Simulation
-from fairlead.replay.workload import Conversation, Turn, Workload
-from fairlead.replay.world import EndpointSpec, Retries, World
-from fairlead.simulate.parameters import EngineParameters
+from fairlead.tools.bench import markdown
+from fairlead.tools.bench.machine import machine_facts, this_machine
+from fairlead.tools.estimates import Estimate, estimate
+from fairlead.tools.fit import fit_model, read_attempts, write_family
+from fairlead.tools.replay.policy_spec import read_policy_spec
+from fairlead.tools.replay.simulation import AttemptRecord, Simulation
+from fairlead.tools.replay.workload import Conversation, Turn, Workload
+from fairlead.tools.replay.world import EngineSpec, Retries, World
+from fairlead.tools.simulate.parameters import EngineParameters
 
 OUT = Path("benchmarks/results/papers")
 LENGTHS = ("4K", "8K", "16K", "32K", "64K")
@@ -174,7 +174,7 @@ def questions(language: str, length: str, seed: int) -> Workload:
 
 def world(believed: Mapping[str, Capability]) -> World:
     endpoints = tuple(
-        EndpointSpec(
+        EngineSpec(
             f"10.0.0.{number}:8000",
             model.name,
             engine=EngineParameters(
@@ -195,15 +195,15 @@ def world(believed: Mapping[str, Capability]) -> World:
 
 
 def run(asked: Workload, policy: str, believed: Mapping[str, Capability], seed: int) -> Cell:
-    last: dict[tuple[int, int], Answer] = {}
+    last: dict[tuple[int, int], AttemptRecord] = {}
     waited_ms: dict[tuple[int, int], float] = {}
 
-    def sink(answer: Answer) -> None:
+    def sink(answer: AttemptRecord) -> None:
         question = answer.conversation, answer.turn
         last[question] = answer
         waited_ms[question] = waited_ms.get(question, 0.0) + answer.total_ms
 
-    rule = contestant(policy)
+    rule = read_policy_spec(policy)
     Simulation(rule.world(world(believed)), asked, rule.policy(), seed=seed, sink=sink).run()
     return Cell(list(waited_ms.values()), [answer.attempt if answer.right else None for answer in last.values()])
 
@@ -245,7 +245,7 @@ def report(cells: Cells, seeds: int, facts: str) -> list[str]:
             rows,
         ),
         "",
-        "## Beside the paper",
+        "## Against the paper",
         "",
         markdown.table(
             ["", "paper", "here"],
@@ -321,7 +321,7 @@ def gain(cells: Cells, other: str, language: str, length: str, seeds: int) -> Es
 
 
 def overall(cells: Cells, other: str, seeds: int) -> str:
-    """Gain of laar in the mean over all cells."""
+    """Gain of laar on average over all cells."""
     gains = [1 - fmean(waited(cells, OURS, s)) / fmean(waited(cells, other, s)) for s in range(seeds)]
     return interval(estimate([100 * each for each in gains]), 1) + " %"
 

@@ -1,4 +1,4 @@
-"""Tuners of weights on equal numbers of requests: GORGO's as published, and the one that mends its faults.
+"""Tuners of weights on equal numbers of requests: GORGO's as published, and ours, which fixes its faults.
 
     python benchmarks/papers/tuner.py [--seeds 10] [--requests 4096] [--load 0.9 1.1]
 
@@ -25,28 +25,29 @@ from _three_regions import KV_TOKENS, REGIONS, WRONG, NoLearner, sessions, three
 from matplotlib.figure import Figure
 from rich.progress import Progress
 
-from fairlead.bench import markdown
-from fairlead.bench.machine import machine_facts, this_machine
-from fairlead.bench.numbers import Estimate, estimate
-from fairlead.core.evolution import Weights
-from fairlead.core.ranking import Policy
+from fairlead.core.policy import Policy
 from fairlead.decision_log import files
 from fairlead.decision_log.reader import read_decisions
 from fairlead.policies import build_policy
-from fairlead.policies.gorgo_hillclimb import BOX, Climbing
-from fairlead.replay.contest import contestant, faster_for
-from fairlead.replay.logged import LoggedSimulation
-from fairlead.replay.observed import observed, world_yaml
-from fairlead.replay.run import Traffic
-from fairlead.replay.simulation import Answer, Simulation
-from fairlead.replay.traces import read_trace
-from fairlead.replay.workload import Workload
-from fairlead.replay.world import World
-from fairlead.replay.world_file import read_world
-from fairlead.tuning.offline import Ground, tune
+from fairlead.statistics import quantile
+from fairlead.tools.bench import markdown
+from fairlead.tools.bench.machine import machine_facts, this_machine
+from fairlead.tools.estimates import Estimate, estimate
+from fairlead.tools.replay.logged import LoggedSimulation
+from fairlead.tools.replay.observed import observed, world_yaml
+from fairlead.tools.replay.policy_spec import faster_for, read_policy_spec
+from fairlead.tools.replay.run import Traffic
+from fairlead.tools.replay.simulation import AttemptRecord, Simulation
+from fairlead.tools.replay.traces import read_trace
+from fairlead.tools.replay.workload import Workload
+from fairlead.tools.replay.world import World
+from fairlead.tools.replay.world_file import read_world
+from fairlead.tools.tune.gorgo_hillclimb import BOX, Climbing
+from fairlead.tools.tune.offline import TuningData, tune
+from fairlead.tools.tune.published import Weights
+from fairlead.tuning.fair import SCORED_QUANTILE
 from fairlead.tuning.online import OnlineTuner, TunerSettings
 from fairlead.tuning.weights import BOXES
-from fairlead.tuning.window import quantile
 
 OUT = Path("benchmarks/results/papers")
 FIRST_SEED = 200  # ours were made on seeds from 900 on; earlier versions of them have seen 0 to 9 and 100 to 109
@@ -132,7 +133,7 @@ def run_seed(condition: Condition, seed: int, results: Results, progress: Callab
     """All tuners from all starts in the world of `seed`."""
     world = three_regions(seed)
     learning, held_out = (sessions(f"{part} {seed}", condition.requests) for part in ("learning", "held out"))
-    faster = faster_for(condition.load, world, learning, contestant("least_request"))
+    faster = faster_for(condition.load, world, learning, read_policy_spec("least_request"))
     streams = learning.faster(faster), held_out.faster(faster)
     for start in STARTS:
         with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +168,7 @@ def start_of(name: str, seed: int) -> Weights:
 
 
 def live(name: str, tuner: Tuner, world: World, streams: tuple[Workload, Workload], seed: int) -> Result:
-    """A tuner that tries weights on the requests themselves, and pays for what it tries."""
+    """A tuner that tries weights on the requests themselves, and its trials affect them."""
     start = start_of(name, seed)
     plain = build_policy("gorgo", start)
     policy = build_policy("gorgo_hillclimb", start) if tuner == "published" else plain
@@ -186,20 +187,23 @@ def live(name: str, tuner: Tuner, world: World, streams: tuple[Workload, Workloa
 
 
 def logged(name: str, world: World, streams: tuple[Workload, Workload], seed: int, folder: Path) -> Result:
-    """No tuner: the weights stay as they are. What `serve` would have written of the first stream is in `folder`."""
+    """No tuner: the weights stay as they are.
+
+    The decision log of the first stream, as `serve` would have written it, is in `folder`.
+    """
     start = start_of(name, seed)
-    answers: list[Answer] = []
+    answers: list[AttemptRecord] = []
     simulation = LoggedSimulation(world, streams[0], build_policy("gorgo", start), seed=seed, sink=answers.append)
-    simulation.learner = NoLearner()
+    simulation.sidecars[0].learner = NoLearner()
     simulation.run()
     files.write(folder, simulation.rows)
     return Result(start, start, *_p95s(answers), *held_out_p95s(start, world, streams[1], seed))
 
 
 def from_log(untuned: Result, tuner: Tuner, world: World, held_out: Workload, seed: int, folder: Path) -> Result:
-    """Weights that `fairlead tune` finds in the log; the start where it reports no gain. It knows nothing of `world`.
+    """Weights that `fairlead tune` finds in the log; the start if it reports no gain. It knows nothing of `world`.
 
-    An engine's KV cache is as large as in `world`: engines tell.
+    An engine's KV cache is as large as in `world`, as engines report it.
     """
     path = folder / "world.yaml"
     path.write_text(world_yaml(observed(read_decisions(folder), folder), KV_TOKENS, ()), encoding="utf-8")
@@ -207,7 +211,7 @@ def from_log(untuned: Result, tuner: Tuner, world: World, held_out: Workload, se
     if tuner == WRONGLY:
         seen = wrong(seen, Random(f"wrong {seed}"))
     policy, box = build_policy("gorgo", untuned.start), BOXES["gorgo"]
-    found = tune("gorgo", policy, box, Ground((Traffic(str(folder)),), seen, SEEDS), proposals=PROPOSALS, seed=seed)
+    found = tune("gorgo", policy, box, TuningData((Traffic(str(folder)),), seen, SEEDS), proposals=PROPOSALS, seed=seed)
     gained = found.held_out is not None and found.held_out.is_gain
     weights = found.best if gained else untuned.start
     times = held_out_p95s(weights, world, held_out, seed)
@@ -235,15 +239,18 @@ def held_out_p95s(weights: Weights, world: World, held_out: Workload, seed: int)
     return _p95s(answers)
 
 
-def _simulation(world: World, workload: Workload, policy: Policy, seed: int) -> tuple[Simulation, list[Answer]]:
-    answers: list[Answer] = []
+def _simulation(world: World, workload: Workload, policy: Policy, seed: int) -> tuple[Simulation, list[AttemptRecord]]:
+    answers: list[AttemptRecord] = []
     simulation = Simulation(world, workload, policy, seed=seed, sink=answers.append)
-    simulation.learner = NoLearner()
+    simulation.sidecars[0].learner = NoLearner()
     return simulation, answers
 
 
-def _p95s(answers: list[Answer]) -> tuple[float, float]:
-    return quantile([each.total_ms for each in answers]), quantile([each.first_token_ms for each in answers])
+def _p95s(answers: list[AttemptRecord]) -> tuple[float, float]:
+    return (
+        quantile([each.total_ms for each in answers], SCORED_QUANTILE),
+        quantile([each.first_token_ms for each in answers], SCORED_QUANTILE),
+    )
 
 
 # ---- what came out ---------------------------------------------------------------------------------------------------

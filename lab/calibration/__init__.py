@@ -1,1 +1,1 @@
-"""The simulated engine against a real one: measured times make its parameters, then both get the same requests."""
+"""The simulated engine against a real one: its parameters are fitted, then both get the same requests."""

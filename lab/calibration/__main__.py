@@ -1,9 +1,8 @@
 """`make lab-calibration`, `python -m lab.calibration [MODEL]`: the simulated engine against a real one.
 
-Times of a few batches on one real server become parameters through `fairlead calibrate`. What these are worth is seen
-on what they were not fitted to: prompts of other lengths, more requests at once, and multi-turn sessions. Everything is
-done several times and the shortest time of each counts: what else runs on the machine only adds, and it is not the
-engine's.
+`fairlead calibrate` fits parameters to the times of a few batches on one real server. They are tested on requests they
+were not fitted to: prompts of other lengths, more requests at once, and multi-turn sessions. Everything is repeated and
+the shortest time counts: other load on the machine only adds time.
 """
 
 from __future__ import annotations
@@ -25,15 +24,16 @@ from typing import Final
 import httpx
 import msgspec
 
-from fairlead.bench.machine import machine_facts, this_machine
-from fairlead.demo.traffic import client_of
-from fairlead.replay.calibration import Calibrated, CalibrationFile, Case
+from fairlead.tools.bench.machine import machine_facts, this_machine
+from fairlead.tools.demo.traffic import client_of
+from fairlead.tools.replay.calibration import Calibrated, CalibrationFile, Case
 from lab import command
 from lab.__main__ import NAMES
 from lab.calibration.load import OUTPUT_TOKENS, Session, at_once, converse, random_prompt, sessions_of
 from lab.calibration.modelled import modelled
 from lab.calibration.report import Conversed, markdown
-from lab.engines import BLOCK_TOKENS, MAX_MODEL_LEN, LabEngines
+from lab.engines import LabEngines
+from lab.servers import BLOCK_TOKENS, MAX_MODEL_LEN
 from lab.streamed import Took
 
 _FITTED: Final = tuple(product((64, 256, 1024), (1, 2)))  # prompt tokens, requests at once
@@ -74,7 +74,7 @@ def main() -> None:
 async def _measured(
     model: str, seed: int, sessions: Sequence[Session]
 ) -> tuple[list[Case], float, dict[int, list[Took]]]:
-    """On one real server: the batches and their spread, and the sessions by how many went side by side."""
+    """Measured on one real server: the batches and their spread, and the sessions by concurrency."""
     rng = Random(seed)
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:
         async with (
@@ -86,10 +86,10 @@ async def _measured(
 
 
 async def _batches(client: httpx.AsyncClient, model: str, rng: Random) -> tuple[list[Case], float]:
-    """Of the means over each kind of batch the least of all repeats, each spread over the whole time.
+    """For each kind of batch, the least of the repeats' means; repeats are spread over the whole run.
 
-    Each time by itself: on a busy machine the first tokens of an answer may wait and come together with the last.
-    With them the spread: by what factor the median repeat took longer than the shortest.
+    Each time is minimised by itself: on a busy machine the first tokens of an answer may wait and come together with
+    the last. Also returns the spread: by what factor the median repeat took longer than the shortest.
     """
     kinds = (*_FITTED, *_OTHERS)
     seen: dict[tuple[int, int], list[tuple[float, float]]] = {kind: [] for kind in kinds}
@@ -107,7 +107,7 @@ async def _batches(client: httpx.AsyncClient, model: str, rng: Random) -> tuple[
 
 
 async def _conversed(client: httpx.AsyncClient, model: str, sessions: Sequence[Session], at_a_time: int) -> list[Took]:
-    """Of each request the shortest times of all repeats, which begin with an empty cache."""
+    """For each request, the shortest times of all repeats, which begin with an empty cache."""
     repeats = []
     for _ in range(_SESSION_REPEATS):
         (await client.post("/reset_prefix_cache")).raise_for_status()
@@ -121,7 +121,7 @@ async def _conversed(client: httpx.AsyncClient, model: str, sessions: Sequence[S
 
 
 def _calibrated(model: str, cases: Sequence[Case], out: Path) -> Calibrated:
-    """By `fairlead calibrate`, as its users do it."""
+    """Calibrate with `fairlead calibrate`, as users do."""
     measurements, engines = out / "measurements.csv", out / "engines.json"
     _write(model, cases, measurements)
     command_line = [sys.executable, "-m", "fairlead", "calibrate", str(measurements), "--out", str(engines)]

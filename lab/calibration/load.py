@@ -1,4 +1,4 @@
-"""Requests in token ids, the same for any engine, and what each of them took."""
+"""Requests as token ids, the same for any engine, and their measured times."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lab.streamed import Took, streamed
 OUTPUT_TOKENS: Final = 16
 Session = Sequence[Sequence[int]]  # the prompts of its turns
 
-_FIRST_WORD: Final = 16  # below stand the special tokens and phrases
+_FIRST_WORD: Final = 16  # lower ids are special tokens and phrases
 
 
 def sessions_of(rng: Random, sessions: int, turns: int) -> list[Session]:
-    """Every turn repeats the prompt before and adds to it."""
+    """Sessions whose every turn repeats the previous prompt and adds to it."""
     made: list[Session] = []
     for _ in range(sessions):
         prompt = random_prompt(rng, rng.randrange(64, 1024))
@@ -36,7 +36,7 @@ def random_prompt(rng: Random, tokens: int) -> list[int]:
 
 
 async def ask(client: httpx.AsyncClient, model: str, prompt: Sequence[int]) -> Took:
-    """Stream OUTPUT_TOKENS tokens. Raises httpx.HTTPError where the engine refuses or breaks off."""
+    """Stream OUTPUT_TOKENS tokens. Raises httpx.HTTPError if the engine refuses or breaks off."""
     body = {"model": model, "prompt": list(prompt), "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
     return await streamed(client, "/v1/completions", body)
 
@@ -46,7 +46,7 @@ async def at_once(client: httpx.AsyncClient, model: str, prompts: Sequence[Seque
 
 
 async def converse(client: httpx.AsyncClient, model: str, sessions: Sequence[Session], at_a_time: int) -> list[Took]:
-    """All turns of the sessions, `at_a_time` sessions side by side; answers in their order, whenever they came."""
+    """All turns of the sessions, `at_a_time` sessions concurrently; answers in the order of the requests."""
     waiting = iter(enumerate(sessions))
     took: dict[tuple[int, int], Took] = {}
 

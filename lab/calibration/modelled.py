@@ -1,12 +1,12 @@
-"""The calibration's sessions on the engine model alone: on its own clock, so that this machine has no part in it."""
+"""The calibration's sessions on the engine model alone: on a simulated clock, so that this machine has no influence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fairlead.simulate.engine import Engine, EngineRequest, EventKind
-from fairlead.simulate.parameters import EngineParameters
-from fairlead.simulate.tokens import from_ids
+from fairlead.tools.simulate.engine import Engine, EngineRequest, EventKind
+from fairlead.tools.simulate.parameters import EngineParameters
+from fairlead.tools.simulate.tokens import from_ids
 from lab.calibration.load import OUTPUT_TOKENS, Session
 from lab.streamed import Took
 
@@ -14,7 +14,7 @@ _Place = tuple[int, int]  # session, turn
 
 
 class _Asked:
-    """A request on its way."""
+    """A request in flight."""
 
     def __init__(self, client: Iterator[_Place], place: _Place, asked_ms: float) -> None:
         self.client = client
@@ -56,7 +56,7 @@ def modelled(parameters: EngineParameters, sessions: Sequence[Session], at_a_tim
 
 
 def _turns(waiting: Iterator[int], sessions: Sequence[Session]) -> Iterator[_Place]:
-    """Of one client: all turns of a session, then of the next that nobody has begun."""
+    """The turns of one client: all of a session, then of the next session not yet started."""
     for session in waiting:  # one iterator for all
         for turn in range(len(sessions[session])):
             yield session, turn

@@ -1,13 +1,14 @@
-"""What a calibration is worth, in Markdown: errors on what the fit did not see, from near to far."""
+"""The quality of a calibration, in Markdown: errors on requests the fit did not see, from similar to different."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median, quantiles
+from statistics import median
 from typing import Final, NamedTuple
 
-from fairlead.bench.markdown import table
-from fairlead.replay.calibration import Calibrated, Case, run
+from fairlead.statistics import quantile
+from fairlead.tools.bench.markdown import table
+from fairlead.tools.replay.calibration import Calibrated, Case, run
 from lab.streamed import Took
 
 _SESSION_HEADS: Final = (
@@ -100,7 +101,7 @@ def _session_rows(conversed: Conversed) -> list[tuple[str, ...]]:
     def row(name: str, time_ms: Callable[[Took], float]) -> tuple[str, ...]:
         real, modelled = [[time_ms(one) for one in took] for took in (conversed.real, conversed.modelled)]
         each = median(abs(of_model / of_real - 1) for of_real, of_model in zip(real, modelled, strict=True))
-        p50, p95 = _both(median(real), median(modelled)), _both(_p95(real), _p95(modelled))
+        p50, p95 = _both(median(real), median(modelled)), _both(quantile(real, 0.95), quantile(modelled, 0.95))
         return (str(conversed.at_a_time), name, *p50, *p95, f"{each:.0%}")
 
     return [
@@ -111,10 +112,6 @@ def _session_rows(conversed: Conversed) -> list[tuple[str, ...]]:
 
 def _both(real: float, modelled: float) -> tuple[str, str, str]:
     return f"{real:.0f}", f"{modelled:.0f}", f"{modelled / real - 1:+.0%}"
-
-
-def _p95(values: Sequence[float]) -> float:
-    return quantiles(values, n=20, method="inclusive")[-1]
 
 
 def _cached(conversed: Conversed) -> str:

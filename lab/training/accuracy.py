@@ -1,7 +1,7 @@
 """Held-out accuracy of the tiny models by language and length: `python -m lab.training.accuracy FOLDER`.
 
-Weights are as they are served (rounded to bfloat16), questions as they are asked: one about each dictionary, which
-training never saw.
+Weights are as served (rounded to bfloat16), questions as asked in use: one about each dictionary, none seen in
+training.
 """
 
 from __future__ import annotations

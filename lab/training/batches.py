@@ -19,9 +19,9 @@ class Batch:
     """Rows of tokens of one length. Places are columns, the same in every row but for `sought`."""
 
     tokens: Ids
-    values: Ids  # where the dictionary's values stand, two after their keys
-    questions: Ids  # where questions end, one after their keys: the next token is the answer
-    sought: Ids  # by row and question: where the value that is asked for stands
+    values: Ids  # columns of the dictionary's values, two after their keys
+    questions: Ids  # columns where questions end, one after their keys: the next token is the answer
+    sought: Ids  # by row and question: the column of the value asked for
 
 
 class Batches:

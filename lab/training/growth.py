@@ -1,7 +1,7 @@
-"""A deeper model that says what a shallower one said, to train on from there.
+"""A deeper model that computes the same as a shallower one, to continue training from.
 
 Source: Net2Net (Chen, Goodfellow and Shlens, 2016), its Net2DeeperNet: a new layer starts as the identity. Here its two
-output projections start at zero, so that the residual stream passes it unchanged until training finds a use for it.
+output projections start at zero, so that the residual stream passes unchanged until training changes them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A Llama small enough to train on one core: the same arithmetic as the engines', without what a large one needs.
+"""A Llama small enough to train on one core: the same arithmetic as the engines', without what only large models need.
 
 Names of weights are Hugging Face's, so that a state dict is saved as it is. Source of the initial weights: mimetic
 initialization (Trockman and Kolter, 2023): queries start equal to keys and outputs as the transpose of values, so that
-attention looks for what is alike from the first step on. Recall forms several times sooner than from independent ones.
+attention matches similar tokens from the first step. Recall forms several times sooner than from independent weights.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Layer(nn.Module):
 
 
 class TinyLlama(nn.Module):
-    """Input and output embeddings are one: what was attended to is what is said."""
+    """Input and output embeddings are shared, so that attended tokens are copied to the output."""
 
     def __init__(self, vocabulary: int, width: int, layers: int, longest_tokens: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""The tiny models: how wide each is, how long its training prompts were and in which languages they were.
+"""The tiny models: width, depth, and length and languages of the training prompts.
 
 The first four are meant to differ as real models do (LAAR, section 3.1): none is best everywhere, larger is not always
 better, and past the length of its training a model fails. `crane` is the large model of a cascade: good at all of it,
-and slow. How accurate they are is not said here: `accuracy.json` was measured.
+and slow. Their measured accuracy is in `accuracy.json`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import Split
 
 from lab import words
 
-# A turn of the assistant ends with </s>; nothing else is put around what is said.
+# A turn of the assistant ends with </s>; nothing else surrounds the message.
 _CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.content }}"
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"

@@ -1,11 +1,11 @@
 """Train one tiny model: `python -m lab.training.train NAME FOLDER`. Same seed and machine, same weights.
 
-Recall needs two steps of attention that are of no use without each other, so plain training sits on a plateau for
-minutes. For its first steps the first heads of two layers are therefore told where to look (guided attention, Tachibana
+Recall needs two steps of attention that are useless without each other, so plain training stays on a plateau for
+minutes. So for the first steps, the first heads of two layers are guided in where to look (guided attention, Tachibana
 and others, 2017): a value and a question at their key, then a question at the value whose key is its own.
 
 A model that is grown from another starts with the other's weights, learns its own mix of languages at that depth, where
-a step is cheap, and is then made deeper and trained on.
+a step is cheap, and is then made deeper and trained further.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _MOST_ROWS = 48
 _GUIDED_STEPS = 250
 _WARM_UP_STEPS = 50
 _LEARNING_RATE = 4e-3  # at width 64; wider models take less
-_SHALLOW_LEARNING_RATE = 2e-3  # of a grown model, before
-_DEEP_LEARNING_RATE = 2e-4  # and after: more of it undoes what the shallow model knows
-_FIRST_PAIRS = 4  # of a model that knows nothing yet
+_SHALLOW_LEARNING_RATE = 2e-3  # of a grown model, before it is deepened
+_DEEP_LEARNING_RATE = 2e-4  # and after: a higher rate would undo what the shallow model learned
+_FIRST_PAIRS = 4  # for an untrained model
 _LONGER_BELOW = 0.25  # nats: then training prompts become twice as long
 _SMOOTHING = 0.95
 _REPORT_EVERY = 50
@@ -45,7 +45,7 @@ def main() -> None:
     folder = models / recipe.name
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(recipe.seed)
-    torch.set_num_threads(1)  # sums in one order, so that a seed decides
+    torch.set_num_threads(1)  # sums in a fixed order, so that a seed determines the result
     training = Training(recipe)
     if recipe.grown_from is None:
         model = TinyLlama(len(words.vocabulary()), recipe.width, recipe.layers, MAX_MODEL_LEN)
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 class Training:
-    """Descends on batches of one recipe, whose seed decides everything."""
+    """Trains on batches of one recipe; its seed determines everything."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -92,7 +92,7 @@ class Training:
 
 
 def _batch(batches: Batches, rng: np.random.Generator, pairs_now: int, mix: tuple[float, float, float]) -> Batch:
-    """Half of all batches are as long as training has come, the others of any length up to that."""
+    """A batch; half of all have the longest length reached so far, the others any length up to that."""
     pairs = pairs_now if rng.random() < 0.5 else int(2 ** rng.uniform(1, math.log2(pairs_now)))
     questions = min(max(4, pairs), 32)
     rows = max(2, min(_MOST_ROWS, _TOKENS_A_STEP // (words.TOKENS_PER_PAIR * pairs + 5 * questions)))
@@ -105,7 +105,7 @@ def _learning_rate(most: float, step: int, steps: int) -> float:
 
 
 def _loss(model: TinyLlama, batch: Batch, *, guided: bool) -> tuple[Tensor, float]:
-    """What to descend, and the loss of the answers alone (nats)."""
+    """The training loss, and the loss of the answers alone (nats)."""
     tokens, ends = torch.from_numpy(batch.tokens), torch.from_numpy(batch.questions)
     looks: list[Tensor] | None = [] if guided else None
     places = torch.cat((ends, ends[:1] + 1))  # after the first answer: that </s> follows

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
+from fairlead.tools.study import progress_bar
 from lab import command
 from lab.__main__ import POOL
 from lab.ttca import figures, measure, report
@@ -39,10 +37,8 @@ def main() -> None:
 
 
 def _measured(asked: str, plan: measure.Plan, out: Path) -> measure.Results:
-    columns = (TextColumn("questions"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
-    # Two redraws a second: the bar must not take time from what is measured.
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
-        task = progress.add_task("", total=plan.steps())
+    with progress_bar("questions") as progress:
+        task = progress.add_task("ttca", total=plan.steps())
         return asyncio.run(measure.run(asked, plan, out, lambda: progress.advance(task)))
 
 

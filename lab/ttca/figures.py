@@ -1,4 +1,4 @@
-"""The two figures of the LAAR paper's evaluation (3 and 4), drawn of our results."""
+"""The two figures of the LAAR paper's evaluation (3 and 4), drawn from our results."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from fairlead.demo.traffic import MAX_ATTEMPTS
+from fairlead.tools.demo.traffic import MAX_ATTEMPTS
 from lab import words
-from lab.ttca.measure import LENGTHS_TOKENS, POLICIES, RIVALS, Asked, Results
+from lab.ttca.measure import BASELINES, LENGTHS_TOKENS, POLICIES, Asked, Results
 from lab.ttca.report import compared
 
-# Okabe and Ito's colours but their yellow, too pale for thin lines; the markers tell policies apart without any.
+# Okabe and Ito's colours except yellow, too pale for thin lines; markers also distinguish policies.
 _COLOURS: Final = ("#D55E00", "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#666666")
 _MARKERS: Final = ("*", "D", "o", "s", "^", "P")
 _OURS_SHOWN: Final = "laar"
@@ -47,23 +47,23 @@ def _success(results: Results) -> Figure:
 
 
 def _after(asked: Sequence[Asked], attempts: int) -> tuple[float, float]:
-    """Mean time and share right if nobody asked more often than `attempts`."""
+    """Mean time and share right with at most `attempts` attempts."""
     time_ms = fmean(sum(one.ms for one in question.tries[:attempts]) for question in asked)
     return time_ms, fmean(question.right and len(question.tries) <= attempts for question in asked)
 
 
 def _improvement(results: Results) -> Figure:
-    """Figure 4: by how much the mean time is below another policy's, for each script and length."""
-    figure = Figure(figsize=(3.8 * len(RIVALS), 4.0), dpi=110, layout="constrained")
+    """Figure 4: by how much the mean time is shorter than another policy's, for each script and length."""
+    figure = Figure(figsize=(3.8 * len(BASELINES), 4.0), dpi=110, layout="constrained")
     width = 0.8 / len(words.LANGUAGES)
-    for axes, rival in zip(figure.subplots(1, len(RIVALS), sharey=True), RIVALS, strict=True):
+    for axes, baseline in zip(figure.subplots(1, len(BASELINES), sharey=True), BASELINES, strict=True):
         for index, language in enumerate(words.LANGUAGES):
-            found = [compared(*_cell(results, rival, language, length)) for length in LENGTHS_TOKENS]
+            found = [compared(*_cell(results, baseline, language, length)) for length in LENGTHS_TOKENS]
             places = [place + (index - 1) * width for place in range(len(LENGTHS_TOKENS))]
             shares = [100 * one.share for one in found]
             arms = [[100 * (one.share - one.low) for one in found], [100 * (one.high - one.share) for one in found]]
             axes.bar(places, shares, width, yerr=arms, color=_COLOURS[index], label=language, error_kw={"lw": 0.9})
-        axes.set_title(f"{_OURS_SHOWN} against {rival}", fontsize=11)
+        axes.set_title(f"{_OURS_SHOWN} against {baseline}", fontsize=11)
         axes.set_xticks(range(len(LENGTHS_TOKENS)), [f"{length:,}" for length in LENGTHS_TOKENS])
         axes.set(xlabel="prompt length in tokens", ylim=(-100, 100))
         axes.axhline(0, color="#444444", linewidth=0.8)
@@ -74,11 +74,11 @@ def _improvement(results: Results) -> Figure:
     return figure
 
 
-def _cell(results: Results, rival: str, language: str, length: int) -> tuple[list[Asked], list[Asked]]:
+def _cell(results: Results, baseline: str, language: str, length: int) -> tuple[list[Asked], list[Asked]]:
     def here(policy: str) -> list[Asked]:
         return [one for one in results.of(policy) if (one.language, one.length_tokens) == (language, length)]
 
-    return here(_OURS_SHOWN), here(rival)
+    return here(_OURS_SHOWN), here(baseline)
 
 
 def _tidy(axes: Any) -> None:

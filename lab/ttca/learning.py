@@ -1,16 +1,14 @@
 """The first half of the questions: every model is asked all of them through Envoy, and `fairlead fit` fits.
 
-What the sidecar saw of each prompt (language, tokens) comes from its own decision log, joined by request id with
-whether the answer was right, which only the asker knows.
+What the sidecar saw of each prompt (language, tokens) comes from its decision log, joined by request id with whether
+the answer was right, which only the client knows.
 """
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import json
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -19,10 +17,11 @@ from typing import Any, Final
 import httpx
 
 from fairlead.client import Retry, ask_async
-from fairlead.demo.front import Front
-from fairlead.demo.learning import TASK, Learnt
-from fairlead.demo.traffic import client_of
-from fairlead.telemetry.recorder import KEPT_DECISIONS
+from fairlead.extproc.recorder import KEPT_DECISIONS
+from fairlead.processes import Child, python_module
+from fairlead.tools.demo.front import Front
+from fairlead.tools.demo.learning import TASK, Learnt
+from fairlead.tools.demo.traffic import client_of
 from lab import words
 from lab.engines import LabEngines
 from lab.pool import body_of
@@ -34,7 +33,7 @@ _COLUMNS: Final = ("model", "language", "tokens", "correct", "ms", "asked_langua
 async def record(
     engines: LabEngines, front: Front, questions: Sequence[words.Question], path: Path, report: Callable[[], None]
 ) -> None:
-    """Write a table of attempts to `path`, one question at a time: `ms` is of an idle pool."""
+    """Write a table of attempts to `path`, one question at a time: `ms` is measured on an idle pool."""
     rows: list[tuple[object, ...]] = []
     async with client_of(front.url) as client, client_of(front.admin_url) as admin:
         models = [engine.model for engine in engines.running]
@@ -55,13 +54,9 @@ async def record(
 
 async def fit(table: Path, folder: Path) -> Learnt:
     """Run `fairlead fit` on `table` and read what it wrote to `folder`, and its suggested milliseconds per token."""
-    command = [sys.executable, "-m", "fairlead", "fit", str(table), "--out", str(folder)]
-    process = await asyncio.create_subprocess_exec(
-        *command, f"--first-bucket={FIRST_BUCKET_TOKENS}", stdout=asyncio.subprocess.PIPE
-    )
-    said, _ = await process.communicate()
-    if process.returncode != 0:
-        raise RuntimeError(f"fairlead fit ended with status {process.returncode}")
+    arguments = ("fit", str(table), "--out", str(folder), f"--first-bucket={FIRST_BUCKET_TOKENS}")
+    async with Child("fairlead fit", python_module("fairlead", *arguments), has_output=True) as fitting:
+        said = await fitting.output()
     speeds = re.findall(r"^ +(\S+): \{prefill_ms_per_token: ([\d.e-]+)\}", said.decode(), re.MULTILINE)
     capability = folder / f"{TASK}.json"
     fits = json.loads(capability.read_bytes())["fit"]["models"]

@@ -13,13 +13,13 @@ from typing import Final
 import httpx
 import msgspec
 
-from fairlead.bench.machine import Machine, this_machine
-from fairlead.bench.routing.run import order
 from fairlead.client import Retry, ask_async
-from fairlead.demo.children import all_of, while_running
-from fairlead.demo.front import Front
-from fairlead.demo.learning import Learnt
-from fairlead.demo.traffic import ASKERS, MAX_ATTEMPTS, ROUTE, client_of
+from fairlead.tasks import all_of, while_running
+from fairlead.tools.bench.machine import Machine, this_machine
+from fairlead.tools.bench.routing.run import order
+from fairlead.tools.demo.front import Front
+from fairlead.tools.demo.learning import Learnt
+from fairlead.tools.demo.traffic import ASKERS, MAX_ATTEMPTS, ROUTE, client_of
 from lab import words
 from lab.engines import QUIET, LabEngines
 from lab.pool import body_of, forget_prompts, running_front
@@ -27,14 +27,14 @@ from lab.ttca.learning import fit, record, right_by_cell
 
 LENGTHS_TOKENS: Final = (64, 128, 256, 512, 1024)
 OURS: Final = ("laar", "fairlead")
-RIVALS: Final = ("least_request", "llm_d_load_aware", "session_affinity", "load_aware_exclude_tried")
-POLICIES: Final = (*OURS, *RIVALS)
+BASELINES: Final = ("least_request", "llm_d_load_aware", "session_affinity", "load_aware_exclude_tried")
+POLICIES: Final = (*OURS, *BASELINES)
 
 Report = Callable[[], None]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How much: questions in each cell, a cell being a language and a length."""
+    """The size of a measurement: questions in each cell, a cell being a language and a length."""
 
     models: tuple[str, ...]
     learnt_from: int
@@ -69,7 +69,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def time_ms(self) -> float:
-        """To the correct answer; where none was correct, the time of all attempts, a lower bound."""
+        """Time to the correct answer; if none was correct, the time of all attempts, a lower bound."""
         return sum(one.ms for one in self.tries)
 
     @property
@@ -87,12 +87,12 @@ class Results(msgspec.Struct, frozen=True):
     asked: tuple[Asked, ...]
 
     def of(self, policy: str) -> list[Asked]:
-        """In the same order of questions whatever the policy."""
+        """Results of a policy, in the same order of questions for every policy."""
         return [one for one in self.asked if one.policy == policy]
 
 
 async def run(command: str, plan: Plan, out: Path, report: Report) -> Results:
-    """Leaves the table of attempts and the fitted files in `out`. Raises ChildError when a part does not come up."""
+    """Leaves the table of attempts and the fitted files in `out`. Raises ChildError if a part does not start."""
     machine = this_machine()
     with tempfile.TemporaryDirectory(prefix="fairlead-ttca-") as name:
         folder = Path(name)
@@ -139,7 +139,7 @@ async def ask_all(
                 client,
                 body_of(question, ROUTE),
                 question.is_right,
-                retry=Retry(max_attempts=MAX_ATTEMPTS),
+                retry=Retry(max_attempts=MAX_ATTEMPTS, stop_when_alike=False),
                 session_id=f"{repeat}-{number}",
             )
             tries = tuple(Try(one.model, round(one.duration_ms, 3), one.correct) for one in answer.attempts)

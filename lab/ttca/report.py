@@ -1,4 +1,4 @@
-"""The result as people read it, in Markdown, and as programs do, in JSON."""
+"""The result in Markdown, for people, and in JSON, for programs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Final
 
 import msgspec
 
-from fairlead.bench.machine import machine_facts
-from fairlead.bench.markdown import table
-from fairlead.bench.numbers import Estimate, estimate
-from fairlead.demo.results import Improvement, Result, improvement
-from fairlead.demo.traffic import ASKERS, MAX_ATTEMPTS
+from fairlead.tools.bench.machine import machine_facts
+from fairlead.tools.bench.markdown import table
+from fairlead.tools.demo.results import Improvement, QuestionResult, improvement
+from fairlead.tools.demo.traffic import ASKERS, MAX_ATTEMPTS
+from fairlead.tools.estimates import Estimate, estimate
 from lab import command, words
-from lab.ttca.measure import LENGTHS_TOKENS, OURS, POLICIES, RIVALS, Asked, Results
+from lab.ttca.measure import BASELINES, LENGTHS_TOKENS, OURS, POLICIES, Asked, Results
 
-DIFFER_BY: Final = 0.3  # of the share right, between the best and the worst model: then models differ
+DIFFER_BY: Final = (
+    0.3  # difference of the share right between best and worst model from which models count as different
+)
 
 _ATTEMPTS_SHOWN: Final = (1, 2, 3, 5, 10)
 
@@ -86,8 +88,8 @@ def compared(ours: Sequence[Asked], theirs: Sequence[Asked]) -> Improvement:
     return improvement([_result(one) for one in ours], [_result(one) for one in theirs])
 
 
-def _result(one: Asked) -> Result:
-    return Result(one.language, one.length_tokens, one.time_ms, ())
+def _result(one: Asked) -> QuestionResult:
+    return QuestionResult(one.language, one.length_tokens, one.time_ms, ())
 
 
 def _summary(asked: Sequence[Asked], repeats: int) -> str:
@@ -116,7 +118,7 @@ def _summary(asked: Sequence[Asked], repeats: int) -> str:
 def _improvements(results: Results, cells: set[tuple[str, int]]) -> str:
     rows = []
     for ours in OURS:
-        for other in (*RIVALS, *(policy for policy in OURS if policy != ours)):
+        for other in (*BASELINES, *(policy for policy in OURS if policy != ours)):
             pairs = list(zip(results.of(ours), results.of(other), strict=True))
             within = [pair for pair in pairs if (pair[0].language, pair[0].length_tokens) in cells]
             differing = compared([mine for mine, _ in within], [theirs for _, theirs in within])

@@ -1,12 +1,13 @@
-"""Addresses as a configuration writes them: checked, and told how to write them better.
+"""Checks of addresses in a configuration.
 
 Each check returns its text or raises ValueError that says what to write instead.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
@@ -16,15 +17,67 @@ def host_and_port(address: str) -> tuple[str, int]:
     if "://" in address:
         raise ValueError(f'"{address}" is a URL; write host:port, for example {address.split("://", 1)[1].rstrip("/")}')
     host, colon, port = address.rpartition(":")
-    if not colon or not host or "]" in port:
-        raise ValueError(f'"{address}" has no port; write host:port, for example {address or "127.0.0.1"}:8000')
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise ValueError(f'"{address}" is an IPv6 address without brackets; write [{host}]:{port}')
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    if not host and port.isdecimal():
+        raise ValueError(f'"{address}" has no host; write host:port, for example 127.0.0.1:{port}')
+    if ":" in host and not host.startswith("["):
+        better = f"[{host}]:{port}" if _is_ipv6(host) or not _is_ipv6(address) else f"[{address}]:8000"
+        raise ValueError(f'"{address}" is an IPv6 address without brackets; write {better}')
+    if not colon or not host or not port or "]" in port:
+        example = f"{(host if colon and not port else address) or '127.0.0.1'}:8000"
+        raise ValueError(f'"{address}" has no port; write host:port, for example {example}')
+    if not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536):
         raise ValueError(f'"{port}" is not a port; write a number from 1 to 65535')
-    if any(character.isspace() or character in "/,@" for character in host):
+    if host.startswith("[") or host.endswith("]"):
+        if not (host.startswith("[") and host.endswith("]") and _is_ipv6(host[1:-1])):
+            raise ValueError(f'"{host}" is not an IPv6 address in brackets; write [::1]:{port}, or a name without them')
+    elif any(character.isspace() or character in "/,@" for character in host):
         raise ValueError(f'"{host}" is not a host name or address')
     return host.strip("[]"), int(port)
+
+
+def is_ip(host: str) -> bool:
+    """Whether `host`, without brackets, is an IP address and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def header_name(value: str) -> str:
+    """Raises ValueError for an invalid header name."""
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", value):
+        raise ValueError(
+            f'"{value}" is not the name of a header; write letters, digits and -, for example x-session-id'
+        )
+    return value
+
+
+def are_one(one: str, other: str) -> bool:
+    """Whether two servers of one machine cannot listen at both addresses: one port, and hosts that overlap."""
+    hosts = {_host(one), _host(other)}
+    return host_and_port(one)[1] == host_and_port(other)[1] and (len(hosts) == 1 or bool(hosts & _EVERY_HOST))
+
+
+def reaches(address: str, listener: str) -> bool:
+    """Whether a connection to `address`, made on the machine of `listener`, certainly ends at `listener`."""
+    if host_and_port(address)[1] != host_and_port(listener)[1]:
+        return False
+    host, listening = _host(address), _host(listener)
+    return host == listening or (host in _LOOPBACK and listening in _EVERY_HOST)
+
+
+def _host(address: str) -> str:
+    host = host_and_port(address)[0].lower()
+    return "127.0.0.1" if host == "localhost" else host
 
 
 def _address(value: str) -> str:
@@ -72,7 +125,11 @@ def _zmq_address(value: str) -> str:
     return value
 
 
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
+_EVERY_HOST: Final = frozenset({"0.0.0.0", "::"})
+
 Address = Annotated[str, AfterValidator(_address)]
+HeaderName = Annotated[str, AfterValidator(header_name)]
 GrpcAddress = Annotated[str, AfterValidator(_grpc_address)]
 ZmqAddress = Annotated[str, AfterValidator(_zmq_address)]
 Store = Annotated[str, AfterValidator(_store)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """All of the new file or all of the old one: a sidecar may read it at this moment."""
+    """Replace a file atomically: a sidecar may be reading it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

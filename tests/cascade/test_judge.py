@@ -88,7 +88,7 @@ def _returns(value: object, _: Mapping[str, Any], __: str) -> object:
     return value
 
 
-def test_a_function_that_is_not_there_is_told() -> None:
+def test_a_function_that_is_not_there_is_reported() -> None:
     assert load_function("operator:eq", Path())({}, "") is False
     for name in ("math:nothing", "no_such_module:f", "math", "math:pi"):
         with pytest.raises(UserError, match="the judge"):
@@ -101,5 +101,5 @@ def test_the_text_of_an_answer_is_found_in_every_form() -> None:
     assert answer_text(b'{"choices":[{"message":{"content":[{"type":"text","text":"hi"}]}}]}') == "hi"
     assert "weather" in answer_text(b'{"choices":[{"message":{"content":null,"tool_calls":[{"name":"weather"}]}}]}')
     for body in (b"", b"[]", b'{"choices":[]}', b'{"choices":[{"message":5}]}', b'{"error":{}}'):
-        with pytest.raises(JudgeError, match="no chat completion"):
+        with pytest.raises(JudgeError, match="not a chat completion"):
             answer_text(body)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -203,3 +205,74 @@ def test_the_text_is_found_in_each_form_of_answer(response: str, text: str) -> N
 def test_a_limit_of_no_attempts_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="max_attempts"):
         Retry(max_attempts=0)
+
+
+SAMPLED = {**BODY, "temperature": 0.7}
+
+
+def test_at_temperature_0_it_stops_when_every_model_has_failed_as_before(server: Script) -> None:
+    server.answers(("41", "small"), ("40", "large"), ("41", "small"), ("40", "large"), ("42", "never"))
+    answer = ask(server.url, BODY, right)
+    assert (answer.stopped, answer.censored, len(server.asked)) == ("alike", True, 4)
+
+
+def test_one_model_that_says_something_new_is_a_reason_to_go_on(server: Script) -> None:
+    server.answers(("41", "small"), ("40", "large"), ("41", "small"), ("39", "large"), ("42", "large"))
+    answer = ask(server.url, BODY, right)
+    assert (answer.stopped, len(server.asked)) == ("right", 5)
+
+
+def test_a_sampled_answer_may_come_twice_by_chance(server: Script) -> None:
+    server.answers(*[("41", "small"), ("40", "large")] * 9)
+    assert (ask(server.url, SAMPLED, right).stopped, len(server.asked)) == ("alike", 6)
+
+
+def test_attempts_that_are_used_up_are_reported(server: Script) -> None:
+    server.answers(*[(str(number), "small") for number in range(20)])
+    answer = ask(server.url, BODY, right, retry=Retry(max_attempts=3))
+    assert (answer.stopped, len(server.asked)) == ("attempts", 3)
+
+
+def test_a_comparison_of_policies_goes_on_to_the_last_attempt(server: Script) -> None:
+    server.answers(*[("41", "small")] * 9)
+    answer = ask(server.url, BODY, right, retry=Retry(max_attempts=5, stop_when_alike=False))
+    assert (answer.stopped, len(server.asked)) == ("attempts", 5)
+
+
+def test_tool_calls_that_differ_in_their_ids_are_alike(server: Script) -> None:
+    for number in range(9):
+        call = {"id": f"call-{number}", "function": {"name": "look", "arguments": "{}"}}
+        body = {"id": str(number), "model": "m", "created": number, "choices": [{"message": {"tool_calls": [call]}}]}
+        server.replies(Reply(body=json.dumps(body).encode()))
+    answer = ask(server.url, BODY, correct_response=lambda _: False)
+    assert (answer.stopped, len(server.asked)) == ("alike", 2)
+
+
+def test_all_attempts_name_one_question_and_the_last_that_is_permitted_says_so(server: Script) -> None:
+    server.answers(("1", "a"), ("2", "b")).replies(Reply(503, headers={"retry-after": "0"})).answers(("3", "c"))
+    ask(server.url, BODY, right, retry=Retry(max_attempts=3), session_id="s")
+    ask(server.url, BODY, right, retry=Retry(max_attempts=1))
+    ids = [asked.headers["x-fairlead-question-id"] for asked in server.asked]
+    question = ids[0]
+    assert ids[:4] == [question, question, f"{question};last", f"{question};last"]
+    assert ids[4].endswith(";last")
+    assert not ids[4].startswith(question)
+
+
+def test_where_nobody_listens_it_ends_within_seconds_and_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    started = time.monotonic()
+    with pytest.raises(
+        UnavailableError, match="nothing listens there; is the gateway up, and is this its addr"
+    ) as caught:
+        ask(f"http://127.0.0.1:{port}", BODY, right)
+    assert time.monotonic() - started < 10
+    assert len(caught.value.faults) == 4
+
+
+async def test_the_async_loop_ends_as_early() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(UnavailableError, match="nothing listens there"):
+        await ask_async(f"http://127.0.0.1:{port}", BODY, right)

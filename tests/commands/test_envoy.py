@@ -64,12 +64,14 @@ def test_an_unknown_mode_is_wrong_use(app: typer.Typer, config: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--admin", "9901"], "admin: .*has no port"),
+        (["--admin", "9901"], "admin: .*has no host"),
         (["--output", "/nonexistent/envoy.yaml"], "--output /nonexistent/envoy.yaml: cannot be written"),
         (["--config", "/nonexistent/fairlead.yaml"], "cannot be read"),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence(app: typer.Typer, config: Path, arguments: list[str], sentence: str) -> None:
+def test_a_mistake_is_reported_in_a_sentence(
+    app: typer.Typer, config: Path, arguments: list[str], sentence: str
+) -> None:
     result = CliRunner().invoke(app, ["envoy", "--config", str(config), *arguments])
 
     assert isinstance(result.exception, UserError)

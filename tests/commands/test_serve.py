@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
+import pytest
+import yaml
 
-from fairlead.simulate.server import running_engine
-from tests.gateway.world import free_ports
+from fairlead.processes import free_ports
+from fairlead.tools.simulate.server import running_engine
 from tests.stack.conftest import engine
+
+pytestmark = pytest.mark.stack
 
 FAIRLEAD = (sys.executable, "-m", "fairlead")
 CONFIG = "pool: {endpoints: [{address: '127.0.0.1:8000', model: m}]}\n"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*FAIRLEAD, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*FAIRLEAD, *arguments], capture_output=True, text=True, check=False)
 
 
 def test_check_says_what_would_be_served(tmp_path: Path) -> None:
@@ -34,10 +40,8 @@ def test_check_ends_with_two_and_one_sentence_for_a_mistake(tmp_path: Path) -> N
     path.write_text(CONFIG + "nonsense: 1\n")
     done = run("check", "--config", str(path))
     assert done.returncode == 2
-    assert (
-        done.stderr
-        == f"fairlead: {path}:2: nonsense: unknown key; see docs/configuration.md for the keys that are known\n"
-    )
+    assert done.stderr.startswith(f"fairlead: {path}:2: nonsense: unknown key. Known are: listen, gateway, pool, ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_capability_file_without_the_model_is_a_mistake_that_check_finds(tmp_path: Path) -> None:
@@ -61,26 +65,33 @@ def test_serve_ends_with_two_when_its_address_is_taken(tmp_path: Path) -> None:
             second = run("serve", "--config", str(path))
         finally:
             first.send_signal(signal.SIGTERM)
-            assert first.wait(timeout=10) == 0
+            assert first.wait() == 0
     assert second.returncode == 2
-    assert f"listen.grpc: 127.0.0.1:{grpc} cannot be used" in second.stderr
+    assert f"listen.admin: 127.0.0.1:{admin} cannot be used" in second.stderr
     assert "Unclosed" not in second.stderr
 
 
 def test_every_command_has_help_with_an_example() -> None:
     listed = run("--help").stdout
-    for command in ("up", "serve", "check", "envoy", "engine", "demo", "fit", "bench"):
+    for command in ("up", "serve", "check", "envoy", "doctor", "engine", "demo", "fit", "bench"):
         assert command in listed
         assert "Example: fairlead " in run(command, "--help").stdout, command
 
 
-async def test_up_serves_engines_that_already_run(tmp_path: Path) -> None:
+async def test_up_serves_engines_that_already_run_until_ctrl_c(tmp_path: Path) -> None:
     listen, grpc, admin, envoy = (f"127.0.0.1:{port}" for port in free_ports(4))
-    async with running_engine(engine("small")) as one, running_engine(engine("large", kind="sglang")) as two:
-        arguments = [f"http://{one.address}", f"http://{two.address}", "--config", str(tmp_path / "up.yaml")]
+    events = {"kv_events": {"publisher": "zmq", "endpoint_port_base": 5557, "topic": "kv"}}
+    large = replace(engine("large", kind="sglang"), info=events)
+    half = replace(engine("large", kind="sglang"), info={"disaggregation_mode": "prefill"})
+    async with running_engine(engine("small")) as one, running_engine(large) as two, running_engine(half) as three:
+        urls = [f"http://{each.address}" for each in (one, two, three)]
+        arguments = [*urls, "--config", str(tmp_path / "up.yaml")]
         addresses = ["--listen", listen, "--grpc", grpc, "--admin", admin, "--envoy-admin", envoy]
         process = await asyncio.create_subprocess_exec(
-            *FAIRLEAD, "up", *arguments, *addresses, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            *(*FAIRLEAD, "up", *arguments, *addresses),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         assert process.stdout is not None
         printed = b""
@@ -92,12 +103,15 @@ async def test_up_serves_engines_that_already_run(tmp_path: Path) -> None:
         url = f"http://{listen}/v1/chat/completions"
         async with aiohttp.ClientSession() as client, client.post(url, json=body) as response:
             status, document = response.status, await response.json()
-        process.send_signal(signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does it
         assert await process.wait() == 0
     assert status == 200
     assert document["model"] in ("small", "large")
     assert f"http://{listen}/v1/chat/completions" in printed.decode()
-    assert "engine: sglang" in (tmp_path / "up.yaml").read_text()
+    written = yaml.safe_load((tmp_path / "up.yaml").read_text())["pool"]["endpoints"]
+    kv_events = {"events": "tcp://127.0.0.1:5557", "topic": "kv"}
+    assert [each["engine"] for each in written] == ["vllm", "sglang"]  # the half of a server is left out
+    assert [each.get("kv_events") for each in written] == [None, kv_events]
 
 
 def test_up_names_the_engine_that_does_not_answer(tmp_path: Path) -> None:

@@ -17,11 +17,18 @@ TEXTS = st.lists(st.integers(0, len(LINES) - 1), min_size=1, max_size=120).map(
 ANOTHER_TEXT = 1 << 32
 
 
+def never() -> bool:
+    return False
+
+
 def repeated(before: bytes, text: bytes) -> list[Piece]:
     """The pieces of `text`, read after `before`."""
     seen = Seen()
-    without_repeated_parts(before, 0, len(before), seen, seen.parts, 0)
-    return without_repeated_parts(text, 0, len(text), seen, {}, ANOTHER_TEXT)
+    without_repeated_parts(before, 0, len(before), seen, seen.parts, 0, never)
+    seen.read(lambda: before, len(before))
+    pieces = without_repeated_parts(text, 0, len(text), seen, {}, ANOTHER_TEXT, never)
+    assert pieces is not None
+    return pieces
 
 
 @settings(deadline=None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fairlead.core.facts import RequestFacts, session_key
-from fairlead.core.router import Decision
-from tests.core.world import World
+from fairlead.core.in_flight import InFlight
+from fairlead.core.policy import Decision
+from tests.core.world import World, carries
 
 BLOCK_TOKENS = 128.0
 
@@ -27,11 +28,11 @@ def conversation(blocks: int, *, session: str | None = "s", attempted: tuple[str
 
 
 def turn(world: World, request: RequestFacts, now_s: float = 0.0) -> Decision:
-    decision = world.router.decide(request, now_s=now_s)
-    assert isinstance(decision, Decision)
-    world.router.commit(request, decision.addresses[0], now_s)
-    decision.ticket.release()
-    return decision
+    in_flight = world.router.admit(request, now_s=now_s)
+    assert isinstance(in_flight, InFlight)
+    in_flight.sent(request, now_s)
+    in_flight.ended(now_s)
+    return in_flight.decision
 
 
 @pytest.fixture
@@ -57,19 +58,19 @@ def test_a_shared_prefix_is_followed_without_a_session(world: World) -> None:
 
 def test_only_uncached_tokens_wait_for_prefill(world: World) -> None:
     home = turn(world, conversation(8)).addresses[0]
-    world.router.decide(conversation(9))
-    assert world.router.pool.by_address[home].pending_prefill_tokens == BLOCK_TOKENS + 10
+    world.router.admit(conversation(9))
+    assert world.router.pool.by_address[home].load.pending_prefill_tokens == BLOCK_TOKENS + 10
 
 
 def test_a_conversation_leaves_a_host_whose_queue_costs_more_than_its_prefix(world: World) -> None:
     home = turn(world, conversation(8)).addresses[0]
-    world.router.pool.by_address[home].pending_prefill_tokens = 100_000
+    carries(world.router.pool.by_address[home], pending_prefill_tokens=100_000)
     assert turn(world, conversation(9)).addresses[0] != home
 
 
 def test_a_small_imbalance_does_not_throw_a_long_prefix_away(world: World) -> None:
     home = turn(world, conversation(100)).addresses[0]
-    world.router.pool.by_address[home].inflight_requests = 3
+    carries(world.router.pool.by_address[home], inflight_requests=3)
     assert turn(world, conversation(101)).addresses[0] == home
 
 
@@ -93,9 +94,9 @@ def test_a_session_is_bound_again_when_its_host_is_ejected() -> None:
     home = world.endpoint("a:1")
     world.endpoint("b:1", pending_prefill_tokens=10)
     turn(world, conversation(8))
-    home.healthy = False
+    home.health.healthy = False
     turn(world, conversation(9))
-    home.healthy = True
+    home.health.healthy = True
     assert turn(world, conversation(10)).addresses[0] == "b:1"
 
 

@@ -62,24 +62,25 @@ def test_a_missing_model_is_named_with_the_models_that_there_are() -> None:
     [
         (b"\x00", "not JSON"),
         (b"\xff\xfe\xff", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (b"[]", "not a JSON object"),
-        (encoded(task=3), '"task" is missing'),
-        (encoded(buckets=None), '"buckets" is missing'),
-        (encoded(buckets=["4K", "5K"]), '"buckets": "5K" is not a length bucket; use 4K, 8K'),
-        (encoded(buckets=["4K", ["8K"]]), r'"buckets": \["8K"\] is not a length bucket'),
-        (encoded(buckets=["8K", "4K"]), '"buckets" must be all of 4K, 8K, 16K'),
-        (encoded(models={}), '"models" is missing or empty'),
-        (encoded(models={"m": []}), 'model "m": expected an object'),
+        (b'{"x":' + b"[" * 100_000, "not JSON"),
+        (b'{"task": "\xff"}', "not JSON"),
+        (b"[]", "expected object, got array; write the file with `fairlead fit`, or as"),
+        (encoded(task=3), "task: expected str, got int"),
+        (encoded(task=""), "task: expected str of length >= 1"),
+        (encoded(buckets=None), "buckets: expected array, got null"),
+        (encoded(buckets=["4K", "5K"]), '"buckets" is 4K, 5K; write 4K, 8K, 16K'),
+        (encoded(buckets=["4K", ["8K"]]), r"buckets\[1\]: expected str, got array"),
+        (encoded(models={}), "models: expected object of length >= 1"),
+        (encoded(models={"m": []}), "models.*expected object, got array"),
         (encoded(models={"m": {"english": FALLING}}), 'model "m": "english" is not a language code; use en, ja'),
         (encoded(models={"m": {"en": FALLING}}), 'model "m": language "other" is missing'),
-        (encoded(models={"m": {"other": FALLING[:3]}}), 'model "m", language "other": expected 7 .* found 3'),
-        (encoded(models={"m": {"other": 0.5}}), 'model "m", language "other": expected 7 .* found no list'),
-        (encoded(models={"m": {"other": [*FALLING[:-1], 1.5]}}), 'language "other", bucket beyond: 1.5 is not a prob'),
-        (encoded(models={"m": {"other": [-0.1, *FALLING[1:]]}}), "bucket 4K: -0.1 is not a probability"),
-        (encoded(models={"m": {"other": [True, *FALLING[1:]]}}), "bucket 4K: true is not a probability"),
-        (encoded(models={"m": {"other": [None, *FALLING[1:]]}}), "bucket 4K: null is not a probability"),
-        (encoded(models={"m": {"other": [float("nan"), *FALLING[1:]]}}), "bucket 4K: NaN is not a probability"),
+        (encoded(models={"m": {"other": FALLING[:3]}}), 'model "m", language "other": expected array of length >= 7'),
+        (encoded(models={"m": {"other": 0.5}}), 'model "m", language "other": expected array, got float; write 7 prob'),
+        (encoded(models={"m": {"other": [*FALLING[:-1], 1.5]}}), r'language "other", \[6\]: expected float <= 1.0'),
+        (encoded(models={"m": {"other": [-0.1, *FALLING[1:]]}}), r"\[0\]: expected float >= 0.0"),
+        (encoded(models={"m": {"other": [True, *FALLING[1:]]}}), r"\[0\]: expected float, got bool"),
+        (encoded(models={"m": {"other": [None, *FALLING[1:]]}}), r"\[0\]: expected float, got null"),
+        (encoded(models={"m": {"other": [float("nan"), *FALLING[1:]]}}), "not JSON"),
     ],
 )
 def test_a_wrong_file_says_what_is_wrong_and_where(data: bytes, message: str) -> None:
@@ -102,7 +103,7 @@ def test_every_probability_is_kept_but_for_the_lower_bound(row: list[float]) -> 
 
 def test_looking_up_a_capability_loads_no_fitting_library() -> None:
     program = "import sys, fairlead.core.capability; print(*{name.split('.')[0] for name in sys.modules})"
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(printed.stdout.split())
     assert "fairlead" in loaded
     assert not loaded & {"numpy", "sklearn", "scipy", "polars", "matplotlib"}

@@ -1,4 +1,4 @@
-"""The line that decoding follows: alone, beside other requests, and under others' prompts."""
+"""The line that decoding follows: alone, alongside other requests, and under others' prompts."""
 
 from __future__ import annotations
 

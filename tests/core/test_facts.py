@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.core.facts import MAX_ATTEMPTED, RequestFacts, make_facts
+from fairlead.api.body_limits import MOST_ATTEMPTED
+from fairlead.api.prompt import Prompt, parse
+from fairlead.core.facts import RequestFacts, make_facts
 from fairlead.core.language import LANGUAGES
 from fairlead.core.prefix import BLOCK_BYTES, chain
-from fairlead.core.prompt import Prompt, parse
 
 
 def facts(text: str, *, escaped: bool = False, **more: object) -> RequestFacts:
@@ -47,7 +48,7 @@ def test_any_bytes_have_a_language_and_a_length_without_a_warning(pieces: list[b
     text = b"".join(pieces)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = make_facts(Prompt("m", text, text, 0, (), None, has_kv_transfer_params=False), "m")
+        made = make_facts(Prompt("m", text, text, 0, (), None), "m")
     assert made.language in LANGUAGES
     assert made.tokens >= 1
 
@@ -56,7 +57,7 @@ def test_any_bytes_have_a_language_and_a_length_without_a_warning(pieces: list[b
 def test_escapes_beside_utf_8_do_not_hide_its_language(beside: str) -> None:
     """Paths and formulas have a backslash before a u, and Go's JSON escapes the signs of HTML but no letter."""
     text = f"吾輩は猫である。{beside} 名前はまだ無い。".encode()
-    assert make_facts(Prompt("m", text, text, 0, (), None, has_kv_transfer_params=False), "m").language == "ja"
+    assert make_facts(Prompt("m", text, text, 0, (), None), "m").language == "ja"
 
 
 @pytest.mark.parametrize(("text", "language"), [("😀 猫である", "ja"), ("😀😀😀 hello", "en")])
@@ -69,7 +70,7 @@ def test_a_session_of_any_length_takes_sixteen_bytes() -> None:
 
 
 def test_a_long_list_of_attempts_is_cut() -> None:
-    assert len(facts("x", attempted=("m",) * 1000).attempted) == MAX_ATTEMPTED
+    assert len(facts("x", attempted=("m",) * 1000).attempted) == MOST_ATTEMPTED
 
 
 def test_a_chain_has_a_hash_for_each_whole_block() -> None:
@@ -86,3 +87,62 @@ def test_chains_agree_as_far_as_their_texts_do() -> None:
 def test_worlds_with_another_seed_share_no_hash() -> None:
     text = b"x" * 10 * BLOCK_BYTES
     assert set(chain(text, seed=1)).isdisjoint(chain(text, seed=2))
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        '"cache_salt":"acme"',
+        '"extra_key":"acme"',
+        '"extra_key":["acme"]',
+        '"lora_path":"acme"',
+        '"chat_template":"{{ messages }}"',
+        '"chat_template_kwargs":{"enable_thinking":false}',
+        '"reasoning_effort":"high"',
+        '"tool_choice":"none"',
+        '"truncate_prompt_tokens":4096',
+        '"mm_processor_kwargs":{"max_pixels":1000}',
+        '"image_data":"https://a/b.png"',
+        '"prompt_embeds":"AAAA"',
+    ],
+)
+def test_what_separates_an_engines_caches_separates_chains(named: str) -> None:
+    """Engines never share blocks between these, so a hit there would be a false one."""
+    plain, other = asked(""), asked(f",{named}")
+    assert set(plain.prefix).isdisjoint(other.prefix)
+    assert asked(f",{named}").prefix == other.prefix
+
+
+def test_two_tenants_with_a_salt_each_share_nothing_and_each_shares_with_itself() -> None:
+    acme, umbrella = asked(',"cache_salt":"acme"'), asked(',"cache_salt":"umbrella"')
+    assert set(acme.prefix).isdisjoint(umbrella.prefix)
+    assert acme.prefix == asked(',"temperature":1,"cache_salt":"acme"').prefix
+
+
+@pytest.mark.parametrize(
+    "named",
+    ['"cache_salt":null', '"chat_template_kwargs":{}', '"tool_choice":"auto"', '"tool_choice":"required"', '"seed":7'],
+)
+def test_what_changes_no_cache_changes_no_chain(named: str) -> None:
+    assert asked(f",{named}").prefix == asked("").prefix
+
+
+@given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=20), st.text(max_size=20))
+def test_no_two_pairs_of_tenant_and_salt_share_a_chain(a: str, b: str, c: str, d: str) -> None:
+    pairs = [(a, b), (c, d)]
+    one, other = (asked(f',"cache_salt":{json.dumps(salt)}', tenant=tenant.encode()).prefix for tenant, salt in pairs)
+    assert (one == other) == (pairs[0] == pairs[1])
+
+
+def test_documents_are_part_of_the_prompt() -> None:
+    one, other = (asked(f',"documents":[{{"text":"{word * 300}"}}]') for word in ("cats ", "dogs "))
+    assert set(one.prefix).isdisjoint(other.prefix)
+    assert one.tokens > asked("").tokens + 200
+
+
+def asked(more: str, tenant: bytes = b"") -> RequestFacts:
+    text = "a question about ships " * 100
+    body = f'{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]{more}}}'.encode()
+    prompt = parse(body, "/v1/chat/completions")
+    assert isinstance(prompt, Prompt)
+    return make_facts(prompt, "m", tenant=tenant)

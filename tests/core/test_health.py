@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.core.health import FIRST_COOL_DOWN_S, LONGEST_COOL_DOWN_S, REQUEST_FAILURES_TO_EJECT, Health
-from fairlead.core.pool import Endpoint, Pool
+from fairlead.core.pool import Pool
+from tests.core.world import make_endpoint
 
 TO_EJECT = 3
 
@@ -45,7 +46,7 @@ def test_requests_that_fail_in_a_row_eject_though_probes_are_answered(health: He
         assert health.probed(True, 0, TO_EJECT)
     assert not health.failed(0)
     assert not health.probed(True, FIRST_COOL_DOWN_S / 2, TO_EJECT)
-    assert health.fails_requests_only
+    assert health.last_resort
 
 
 def test_a_served_request_between_starts_the_count_of_failed_ones_again(health: Health) -> None:
@@ -136,29 +137,29 @@ def test_an_engine_whose_probes_fail_is_out_whatever_requests_met(events: list[t
     for _ in range(TO_EJECT):
         health.probed(False, now_s, TO_EJECT)
     assert not health.succeeded()
-    assert not health.fails_requests_only
+    assert not health.last_resort
 
 
 def test_the_endpoint_shows_its_health_to_the_request_path() -> None:
-    endpoint = Endpoint("10.0.0.1:1", "m")
+    endpoint = make_endpoint("10.0.0.1:1", "m")
     for _ in range(REQUEST_FAILURES_TO_EJECT):
         endpoint.request_failed(0)
-    assert not endpoint.healthy
-    endpoint.request_succeeded()
-    assert endpoint.healthy
+    assert not endpoint.health.healthy
+    endpoint.health.succeeded()
+    assert endpoint.health.healthy
     for _ in range(TO_EJECT):
-        endpoint.probed(False, 0, TO_EJECT)
-    assert not endpoint.healthy
+        endpoint.health.probed(False, 0, TO_EJECT)
+    assert not endpoint.health.healthy
 
 
 def test_engines_that_fail_requests_are_tried_only_when_no_other_is_left() -> None:
-    failing, well, gone = (Endpoint(f"10.0.0.{n}:1", "m") for n in (1, 2, 3))
+    failing, well, gone = (make_endpoint(f"10.0.0.{n}:1", "m") for n in (1, 2, 3))
     pool = Pool([failing, well, gone], {})
     for _ in range(REQUEST_FAILURES_TO_EJECT):
         failing.request_failed(0)
-        gone.probed(False, 0, TO_EJECT)
+        gone.health.probed(False, 0, TO_EJECT)
     assert pool.available("m") == [well]
     for _ in range(TO_EJECT):
-        well.probed(False, 0, TO_EJECT)
+        well.health.probed(False, 0, TO_EJECT)
     assert pool.available("m") == [failing]
     assert pool.available("m", {"10.0.0.2:1"}) == []

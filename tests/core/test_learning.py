@@ -4,35 +4,44 @@ from __future__ import annotations
 
 import pytest
 
-from fairlead.core.budget import MessageBudget
-from fairlead.core.learning import LEAST_SAMPLES, Learner, Observation
-from fairlead.core.pool import Endpoint, Pool
+from fairlead.core.budget import ObservationBudget
+from fairlead.core.endpoint import Speed
+from fairlead.core.learned_times import LEAST_SAMPLES
+from fairlead.core.learning import Learner
+from fairlead.core.observation import Observation
+from fairlead.core.pool import Pool
+from fairlead.core.text_kinds import NUMBER
+from fairlead.core.token_model import RATES_BEFORE
+from tests.core.world import make_endpoint
+
+PROSE = NUMBER["prose"]
 
 
 def seen(**more: object) -> Observation:
     usual = {
-        "address": "a:1", "model": "m", "language": "en", "estimated_tokens": 1000, "ratio": 1.0, "queued_tokens": 0,
-        "rtt_ms": 10.0, "first_token_ms": 210.0, "decode_ms": 990.0, "prompt_tokens": 1000, "cached_tokens": 0,
-        "completion_tokens": 100, "beside_requests": 0.0,
+        "address": "a:1", "model": "m", "language": "en", "estimated_tokens": 1000, "queued_tokens": 0, "rtt_ms": 10.0,
+        "first_token_ms": 210.0, "decode_ms": 990.0, "prompt_tokens": 1000, "cached_tokens": 0,
+        "completion_tokens": 100, "concurrent_requests": 0.0, "features": ((PROSE, 1000.0),),
     }  # fmt: skip
     return Observation(**(usual | more))  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def pool() -> Pool:
-    return Pool([Endpoint("a:1", "m"), Endpoint("b:1", "m"), Endpoint("c:1", "other")], {})
+    return Pool([make_endpoint("a:1", "m"), make_endpoint("b:1", "m"), make_endpoint("c:1", "other")], {})
 
 
 def learn(pool: Pool, *observations: Observation) -> Learner:
     learner = Learner()
     for observation in observations:
         learner.observe(observation, pool)
+    learner.settle(pool)
     return learner
 
 
 def test_times_per_token_are_put_in_force_on_every_endpoint_of_the_model(pool: Pool) -> None:
     learn(pool, *[seen()] * LEAST_SAMPLES)
-    assert [(e.prefill_ms_per_token, e.decode_ms_per_token) for e in pool.endpoints] == [
+    assert [(e.speed.prefill_ms_per_token, e.speed.decode_ms_per_token) for e in pool.endpoints] == [
         (pytest.approx(0.2), pytest.approx(10.0, rel=0.01)),
         (pytest.approx(0.2), pytest.approx(10.0, rel=0.01)),
         (0.1, 20.0),
@@ -43,13 +52,33 @@ def test_one_model_on_two_kinds_of_engine_has_two_speeds(pool: Pool) -> None:
     slow = seen(address="b:1", first_token_ms=610.0, decode_ms=2970.0)
     learn(pool, *[seen(), slow] * 101)
     a, b, _ = pool.endpoints
-    assert 2 < b.prefill_ms_per_token / a.prefill_ms_per_token < 4
-    assert 2 < b.decode_ms_per_token / a.decode_ms_per_token < 4
+    assert b.speed.prefill_ms_per_token / a.speed.prefill_ms_per_token == pytest.approx(3, rel=0.1)
+    assert b.speed.decode_ms_per_token / a.speed.decode_ms_per_token == pytest.approx(3, rel=0.1)
 
 
 def test_a_few_slow_answers_say_little_of_one_engine(pool: Pool) -> None:
     learn(pool, *[seen()] * 50, *[seen(address="b:1", first_token_ms=610.0)] * 2)
-    assert pool.by_address["b:1"].prefill_ms_per_token == pytest.approx(0.2, rel=0.2)
+    assert pool.by_address["b:1"].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.2)
+
+
+def test_one_answer_that_stalled_does_not_make_its_engine_eleven_times_slower(pool: Pool) -> None:
+    """As recorded: 25 steps in 3.9 s, while another prompt was prefilled whose tokens were counted only afterwards.
+
+    The engine would get no more requests, and could not show the contrary. The others' answers went alongside prefills,
+    and weigh less.
+    """
+    stalled = seen(address="b:1", completion_tokens=26, decode_ms=3941.0)
+    alongside = seen(address="b:1", completion_tokens=500, decode_ms=4990.0 + 13_400.0, prefilled_tokens=134_000)
+    learn(pool, *[seen()] * 20, stalled, alongside, alongside, alongside)
+    speeds = [endpoint.speed.decode_ms_per_token for endpoint in pool.endpoints[:2]]
+    assert speeds[1] == pytest.approx(speeds[0])
+
+
+def test_tokens_of_another_prompt_that_is_under_way_make_an_answer_say_little(pool: Pool) -> None:
+    stalled = seen(address="b:1", completion_tokens=26, decode_ms=3941.0, under_way_tokens=37_000)
+    learn(pool, *[seen()] * 20, *[stalled] * 8)
+    speeds = [endpoint.speed.decode_ms_per_token for endpoint in pool.endpoints[:2]]
+    assert speeds[1] == pytest.approx(speeds[0])
 
 
 def test_what_was_learned_of_an_engine_that_left_is_forgotten(pool: Pool) -> None:
@@ -60,66 +89,164 @@ def test_what_was_learned_of_an_engine_that_left_is_forgotten(pool: Pool) -> Non
 
 def test_answers_are_expected_to_be_as_long_as_those_of_the_model_were(pool: Pool) -> None:
     learn(pool, *[seen(completion_tokens=30)] * LEAST_SAMPLES, *[seen(completion_tokens=90)] * LEAST_SAMPLES)
-    assert [e.answer_tokens for e in pool.endpoints] == [60.0, 60.0, 256.0]
+    assert [e.speed.answer_tokens for e in pool.endpoints] == [60.0, 60.0, 256.0]
 
 
 def test_until_there_are_enough_samples_the_configured_values_count(pool: Pool) -> None:
     learn(pool, *[seen()] * (LEAST_SAMPLES - 1))
-    assert pool.endpoints[0].prefill_ms_per_token == 0.1
+    assert pool.endpoints[0].speed.prefill_ms_per_token == 0.1
 
 
 def test_a_new_configured_value_counts_until_there_are_enough(pool: Pool) -> None:
     learner = learn(pool, seen())
-    pool.endpoints[0].prefill_ms_per_token = 0.3  # the configuration was loaded again
+    pool.endpoints[0].speed = Speed(0.3, 20.0)  # the configuration was loaded again
     learner.apply(pool.endpoints)
-    assert pool.endpoints[0].prefill_ms_per_token == 0.3
+    assert pool.endpoints[0].speed.prefill_ms_per_token == 0.3
 
 
 def test_outliers_do_not_move_what_is_learned(pool: Pool) -> None:
     learn(pool, *[seen()] * 20, *[seen(first_token_ms=1e6, decode_ms=1e9)] * 9)
-    assert pool.endpoints[0].prefill_ms_per_token == pytest.approx(0.2)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2)
 
 
 def test_others_prompts_are_not_taken_for_the_models_own_decoding(pool: Pool) -> None:
     """They stall four answers in five, for 50,000 tokens each."""
     stalled = seen(decode_ms=990.0 + 5000.0, prefilled_tokens=50_000)
     learn(pool, *[seen(), *[stalled] * 4] * 10)
-    assert pool.endpoints[0].decode_ms_per_token == pytest.approx(10.0, rel=0.1)
+    assert pool.endpoints[0].speed.decode_ms_per_token == pytest.approx(10.0, rel=0.1)
 
 
 def test_cached_tokens_cost_no_prefill_and_the_queue_does(pool: Pool) -> None:
     learn(pool, *[seen(cached_tokens=600, queued_tokens=1600)] * LEAST_SAMPLES)
-    assert pool.endpoints[0].prefill_ms_per_token == pytest.approx(0.1)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.1)
 
 
-def test_an_engine_that_does_not_report_its_cache_teaches_no_prefill(pool: Pool) -> None:
-    learner = learn(pool, *[seen(cached_tokens=None)] * 20)
-    assert learner.models["m"].prefill_ms_per_token.samples == 0
+def test_an_engine_that_never_reports_its_cache_had_nothing_of_a_prompt_that_is_new(pool: Pool) -> None:
+    learn(pool, *[seen(cached_tokens=None)] * 20)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.01)
 
 
-def test_the_ratio_is_of_the_raw_estimate_whatever_ratio_was_in_force(pool: Pool) -> None:
-    learner = learn(pool, *[seen(estimated_tokens=1500, ratio=1.5, prompt_tokens=2000)] * LEAST_SAMPLES)
-    assert learner.ratio("en") == pytest.approx(2.0)
-    assert learner.ratio("ja") == 1.0
+def test_of_a_prompt_that_is_not_new_it_is_taken_to_have_had_what_routing_expects(pool: Pool) -> None:
+    learn(pool, *[seen(cached_tokens=None, expected_cached_tokens=500, first_token_ms=110.0)] * 20)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.01)
+
+
+def test_an_engine_that_has_reported_cached_tokens_leaves_them_out_where_there_are_none(pool: Pool) -> None:
+    """As vLLM does with --enable-prompt-tokens-details: routing expected 500, and the engine had evicted them."""
+    missed = [seen(cached_tokens=None, expected_cached_tokens=500)] * 20
+    learn(pool, seen(cached_tokens=500, first_token_ms=110.0), *missed)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.01)
+
+
+def test_answers_in_one_piece_teach_prefill_and_decoding_together(pool: Pool) -> None:
+    """0.4 ms for each token of the prompt and 9 for each of the answer, as an engine of neither default has."""
+    whole = [
+        seen(first_token_ms=None, decode_ms=None, prompt_tokens=prompt, completion_tokens=answer,
+             total_ms=10.0 + 0.4 * prompt + 9.0 * (answer - 1))
+        for prompt in (300, 900, 2500, 4000) for answer in (20, 90, 200)
+    ]  # fmt: skip
+    learn(pool, *whole)
+    speed = pool.endpoints[0].speed
+    assert speed.prefill_ms_per_token == pytest.approx(0.4, rel=0.05)
+    assert speed.decode_ms_per_token == pytest.approx(9.0, rel=0.05)
+
+
+def test_answers_in_one_piece_that_are_all_alike_do_not_tell_one_from_the_other(pool: Pool) -> None:
+    learner = learn(pool, *[seen(first_token_ms=None, decode_ms=None, total_ms=3000.0)] * 50)
+    assert not learner.models["m"].knows_prefill
+    assert pool.endpoints[0].speed.prefill_ms_per_token == 0.1
+
+
+def test_what_a_request_costs_by_itself_is_no_prefill(pool: Pool) -> None:
+    lengths = (300, 500, 900, 1500, 2500, 4000)
+    learn(pool, *[seen(prompt_tokens=n, first_token_ms=10.0 + 40.0 + 0.05 * n) for n in lengths] * 4)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.05, rel=0.1)
+
+
+def test_a_change_of_one_engine_is_seen_within_thirty_of_its_answers(pool: Pool) -> None:
+    slow = seen(address="b:1", first_token_ms=610.0, decode_ms=2970.0)
+    learn(pool, *[seen(), seen(address="b:1")] * 100, *[seen(), slow] * 30)
+    a, b, _ = pool.endpoints
+    assert b.speed.prefill_ms_per_token / a.speed.prefill_ms_per_token == pytest.approx(3, rel=0.1)
+    assert b.speed.decode_ms_per_token / a.speed.decode_ms_per_token == pytest.approx(3, rel=0.1)
+
+
+def test_waits_at_an_engine_without_room_do_not_make_it_a_slow_one(pool: Pool) -> None:
+    waited = seen(address="b:1", first_token_ms=410.0, queued_tokens=1000, engine_full=True)
+    learn(pool, *[seen(), seen(address="b:1")] * 50, *[waited, seen(address="b:1", first_token_ms=510.0,
+          queued_tokens=1000, engine_full=True)] * 10)  # fmt: skip
+    a, b, _ = pool.endpoints
+    assert b.speed.prefill_ms_per_token == a.speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.05)
+
+
+def test_images_say_nothing_of_how_many_tokens_text_has(pool: Pool) -> None:
+    image = seen(media=1, features=((PROSE, 370.0), (NUMBER["image"], 1.0)), prompt_tokens=626)
+    rates = learn(pool, *[seen()] * 3, *[image] * 20).rates("m", pool)
+    assert rates[PROSE] == pytest.approx(1.0, abs=0.05)
+    assert rates[NUMBER["image"]] == pytest.approx(256, abs=20)
+
+
+def test_an_answer_that_came_after_a_failed_try_elsewhere_teaches_no_prefill(pool: Pool) -> None:
+    learn(pool, *[seen(direct=False, first_token_ms=5000.0)] * 20)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == 0.1
+
+
+def test_tokens_are_counted_as_the_model_does(pool: Pool) -> None:
+    learner = learn(pool, *[seen(features=((PROSE, 1000.0),), prompt_tokens=2000)] * LEAST_SAMPLES)
+    assert learner.rates("m", pool)[PROSE] == pytest.approx(2.0, rel=0.02)
+    assert learner.rates("other", pool) == RATES_BEFORE
+
+
+def test_a_route_counts_by_the_mean_of_its_models(pool: Pool) -> None:
+    other = seen(address="c:1", model="other")
+    learner = learn(pool, *[seen(prompt_tokens=2000), other] * LEAST_SAMPLES)
+    assert learner.rates("auto", Pool(pool.endpoints, {"auto": ("m", "other")}))[PROSE] == pytest.approx(1.5, rel=0.02)
 
 
 def test_an_absurd_count_is_not_believed(pool: Pool) -> None:
-    assert learn(pool, *[seen(prompt_tokens=10**9)] * 20).ratio("en") == 1.0
+    assert learn(pool, *[seen(prompt_tokens=10**9)] * 20).rates("m", pool) == RATES_BEFORE
 
 
 def test_a_model_that_left_the_pool_is_nothing_to_learn(pool: Pool) -> None:
     assert learn(pool, seen(model="gone"), seen(address="gone:1")).models == {}
 
 
-def test_a_budget_refills_with_time_and_an_observed_stream_may_overdraw_it() -> None:
-    budget = MessageBudget(10.0)
-    opened = [budget.open(0.0)]
-    for _ in range(50):
-        budget.spend()
-    opened += [budget.open(1.0), budget.open(3.0), budget.open(3.5)]
-    assert opened == [True, False, False, True]
+def test_a_budget_is_of_answers_and_refills_with_time() -> None:
+    budget = ObservationBudget(10.0, 1000.0)
+    assert sum(opened(budget, "a:1", 0.0) for _ in range(50)) == 20
+    assert sum(opened(budget, "a:1", 1.0) for _ in range(50)) == 10
+
+
+def test_streams_of_many_parts_are_as_few_as_their_messages_allow() -> None:
+    budget = ObservationBudget(20.0, 500.0)
+    seconds = range(100)
+    observed = sum(opened(budget, "a:1", float(at), messages=250) for at in seconds for _ in range(20))
+    assert 190 <= observed <= 230
+
+
+def test_every_engine_gets_its_share_however_little_of_the_traffic_is_its_own() -> None:
+    """One engine in sixteen answers a hundred times as much as each of the others."""
+    budget = ObservationBudget(20.0, 500.0)
+    observed = dict.fromkeys(range(16), 0)
+    for tenth in range(1200):
+        for engine in [0] * 10 + [1 + tenth % 15]:
+            observed[engine] += opened(budget, f"{engine}:1", tenth / 10, messages=250)
+    assert min(observed.values()) >= 8
+    assert sum(observed.values()) <= 2 * 120 + 10
+
+
+def test_without_either_rate_nothing_is_observed() -> None:
+    assert not ObservationBudget(0.0, 100.0).open("a:1", 0.0)
+    assert not ObservationBudget(100.0, 0.0).open("a:1", 0.0)
 
 
 def test_a_clock_that_goes_back_does_not_drain_the_budget() -> None:
-    budget = MessageBudget(10.0)
-    assert [budget.open(100.0), budget.open(0.0)] == [True, True]
+    budget = ObservationBudget(10.0, 1000.0)
+    assert [budget.open("a:1", 100.0), budget.open("a:1", 0.0)] == [True, True]
+
+
+def opened(budget: ObservationBudget, address: str, now_s: float, messages: int = 1) -> bool:
+    if not budget.open(address, now_s):
+        return False
+    budget.ended(messages, streamed=messages > 1)
+    return True

@@ -5,29 +5,35 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlead.core.endpoint import Endpoint
 from fairlead.core.ledger import Ticket
-from fairlead.core.pool import Endpoint
+from tests.core.world import make_endpoint
 
 
 def load(endpoint: Endpoint) -> tuple[int, int, int, int]:
     e = endpoint
-    return e.inflight_requests, e.inflight_prompt_tokens, e.pending_prefill_tokens, e.decoding_requests
+    return (
+        e.load.inflight_requests,
+        e.load.inflight_prompt_tokens,
+        e.load.pending_prefill_tokens,
+        e.load.decoding_requests,
+    )
 
 
 def test_a_ticket_takes_its_load_at_once() -> None:
-    endpoint = Endpoint("a:1", "m")
+    endpoint = make_endpoint("a:1", "m")
     Ticket(endpoint, 100, 40)
     assert load(endpoint) == (1, 100, 40, 0)
 
 
 def test_after_the_first_token_nothing_of_the_prompt_waits() -> None:
-    endpoint = Endpoint("a:1", "m")
+    endpoint = make_endpoint("a:1", "m")
     Ticket(endpoint, 100, 40).prefilled()
     assert load(endpoint) == (1, 100, 0, 1)
 
 
 def test_a_moved_ticket_weighs_on_its_new_endpoint_only() -> None:
-    old, new = Endpoint("a:1", "m"), Endpoint("b:1", "m")
+    old, new = make_endpoint("a:1", "m"), make_endpoint("b:1", "m")
     ticket = Ticket(old, 100, 40)
     ticket.move(new)
     assert (load(old), load(new)) == ((0, 0, 0, 0), (1, 100, 40, 0))
@@ -43,7 +49,7 @@ STEP = st.tuples(st.integers(0, 7), st.sampled_from(["take", "prefilled", "move"
 def test_any_interleaving_never_goes_below_zero_and_ends_at_zero(
     steps: list[tuple[int, str, int]], sizes: list[tuple[int, int]]
 ) -> None:
-    endpoints = [Endpoint(f"{name}:1", "m") for name in "abc"]
+    endpoints = [make_endpoint(f"{name}:1", "m") for name in "abc"]
     tickets: dict[int, Ticket] = {}
     for number, step, where in steps:
         if step == "take":

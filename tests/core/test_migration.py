@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlead.core.endpoint import Endpoint, Speed
 from fairlead.core.facts import RequestFacts, session_key
-from fairlead.core.migration import FIRST_PAUSE_S, MOST_ORDERS, NO_HOST_IS_HOT, Planner, Rules
-from fairlead.core.moves import Move, Stay, has_room, is_crowded, pending_tokens, transfers_safely
-from fairlead.core.pool import Endpoint
+from fairlead.core.load import Load
+from fairlead.core.migration import FIRST_PAUSE_S, MOST_COMMANDS, NOTHING_IS_HOT, Planner, Rules
+from fairlead.core.moves import Move, Stay, has_room, must_wait_for_room, pending_tokens
 from fairlead.core.reported import EngineIdentity, EngineReport
 from fairlead.core.sessions import SessionTable
+from tests.core.world import carries, make_endpoint
 
 RULES = Rules(hot_tokens=1000, hot_ratio=2.0, cool_down_s=60.0, least_tokens=500)
 SAFE = EngineIdentity(version="0.32.0")
@@ -32,7 +34,7 @@ class World:
 
     def other(self, address: str, **fields: Any) -> Endpoint:
         known: dict[str, Any] = {"model": "m", "kv_connector": "mooncake", "identity": SAFE}
-        endpoint = Endpoint(address, **known | fields)
+        endpoint = make_endpoint(address, **known | fields)
         self.endpoints.append(endpoint)
         return endpoint
 
@@ -67,29 +69,30 @@ def test_a_session_of_a_hot_host_goes_to_the_endpoint_with_the_fewest_tokens_wai
 
 
 def test_a_host_that_is_not_hot_keeps_its_sessions(world: World) -> None:
-    world.host.pending_prefill_tokens = 1000
+    carries(world.host, pending_prefill_tokens=1000)
     assert world.turn() is None
 
 
 def test_load_that_other_sidecars_sent_counts(world: World) -> None:
-    world.host.pending_prefill_tokens, world.host.others_pending_prefill_tokens = 0, 5000
-    world.endpoints[2].others_pending_prefill_tokens = 4000
+    carries(world.host, pending_prefill_tokens=0)
+    world.host.peers_reported(Load(pending_prefill_tokens=5000))
+    world.endpoints[2].peers_reported(Load(pending_prefill_tokens=4000))
     assert world.move().target == "b:1"
 
 
 def test_a_host_is_not_hot_where_the_whole_pool_is(world: World) -> None:
     for endpoint in world.endpoints[1:]:
-        endpoint.pending_prefill_tokens = 2500
+        carries(endpoint, pending_prefill_tokens=2500)
     assert world.turn() is None
 
 
 def test_a_hot_host_stays_hot_until_it_is_down_to_half_of_the_threshold(world: World) -> None:
     world.turn("s")
-    world.host.pending_prefill_tokens = 501
+    carries(world.host, pending_prefill_tokens=501)
     assert world.turn("t") is not None
-    world.host.pending_prefill_tokens = 500
+    carries(world.host, pending_prefill_tokens=500)
     assert world.turn("t") is None
-    world.host.pending_prefill_tokens = 999
+    carries(world.host, pending_prefill_tokens=999)
     assert world.turn("t") is None
 
 
@@ -97,28 +100,29 @@ FULL = EngineReport(kv_capacity_tokens=10_000, kv_usage=0.7)
 
 
 def test_a_context_that_must_wait_for_room_in_its_hosts_cache_moves_to_where_fewer_tokens_wait() -> None:
-    world = World(pending_prefill_tokens=100, inflight_requests=2, reported=FULL)
+    world = World(pending_prefill_tokens=100, inflight_requests=2, report=FULL)
     world.planner.rules = msgspec.structs.replace(RULES, hot_ratio=0.5)
     world.other("b:1", pending_prefill_tokens=4100)
     assert world.turn("s") == Stay("no_target")
     world.other("c:1", pending_prefill_tokens=4000)
     assert world.move("s").target == "c:1"
     assert world.turn("t", tokens=3000) is None
-    world.planner.rules = NO_HOST_IS_HOT
+    world.planner.rules = NOTHING_IS_HOT
     assert world.turn("u") is None
 
 
 def test_what_an_idle_engine_said_of_its_cache_last_moves_nobody(world: World) -> None:
-    world.host.pending_prefill_tokens, world.host.reported = 0, FULL
+    carries(world.host, pending_prefill_tokens=0)
+    world.host.report = FULL
     assert world.turn() is None
 
 
 def test_prompts_that_wait_for_room_count_whole_though_the_router_believes_them_cached() -> None:
     waits = msgspec.structs.replace(FULL, waiting_requests=2)
-    engine = Endpoint("a:1", "m", reported=waits, pending_prefill_tokens=50)
-    engine.inflight_requests, engine.inflight_prompt_tokens = 4, 16_000
+    engine = make_endpoint("a:1", "m", report=waits, pending_prefill_tokens=50)
+    carries(engine, inflight_requests=4, inflight_prompt_tokens=16_000)
     assert pending_tokens(engine) == 2 * 4000
-    engine.reported = msgspec.structs.replace(waits, kv_usage=0.5)
+    engine.report = msgspec.structs.replace(waits, kv_usage=0.5)
     assert pending_tokens(engine) == 50
 
 
@@ -140,9 +144,9 @@ def test_a_small_context_is_not_worth_a_move(world: World) -> None:
 
 
 def test_what_the_host_has_lost_is_computed_where_its_first_token_comes_sooner(world: World) -> None:
-    world.endpoints[2].prefill_ms_per_token = 9.0
-    assert world.turn("s", cached={"a:1": 499}) == Stay("dear")
-    world.endpoints[2].prefill_ms_per_token = world.host.prefill_ms_per_token
+    world.endpoints[2].speed = Speed(9.0, 20.0)
+    assert world.turn("s", cached={"a:1": 499}) == Stay("too_expensive")
+    world.endpoints[2].speed = world.host.speed
     move = world.move("t", cached={"a:1": 499})
     assert (move.target, move.how) == ("c:1", "recompute")
 
@@ -154,15 +158,15 @@ def test_what_the_host_has_lost_is_computed_where_its_first_token_comes_sooner(w
         {"healthy": False},
         {"pending_prefill_tokens": 5000},
         {"max_model_len": 3999},
-        {"reported": EngineReport(kv_capacity_tokens=10_000, kv_usage=0.7)},
-        {"reported": EngineReport(kv_block_tokens=128)},
-        {"reported": EngineReport(kv_dtype="fp8")},
+        {"report": EngineReport(kv_capacity_tokens=10_000, kv_usage=0.7)},
+        {"report": EngineReport(kv_block_tokens=128)},
+        {"report": EngineReport(kv_dtype="fp8")},
     ],
 )
 def test_an_endpoint_that_cannot_take_the_context_is_no_target(unfit: dict[str, Any]) -> None:
     world = World(
         Rules(hot_tokens=1000, hot_ratio=1.0, least_tokens=500),
-        reported=EngineReport(kv_block_tokens=16, kv_dtype="auto"),
+        report=EngineReport(kv_block_tokens=16, kv_dtype="auto"),
     )
     world.other("b:1", **unfit)
     world.other("c:1")
@@ -170,9 +174,9 @@ def test_an_endpoint_that_cannot_take_the_context_is_no_target(unfit: dict[str, 
     assert world.turn() == Stay("no_target")
 
 
-@pytest.mark.parametrize("unknown", [{"reported": EngineReport()}, {"max_model_len": 4000}])
+@pytest.mark.parametrize("unknown", [{"report": EngineReport()}, {"max_model_len": 4000}])
 def test_what_a_target_does_not_say_speaks_for_it(unknown: dict[str, Any]) -> None:
-    world = World(reported=EngineReport(kv_block_tokens=16, kv_dtype="auto"))
+    world = World(report=EngineReport(kv_block_tokens=16, kv_dtype="auto"))
     world.other("b:1", **unknown)
     assert world.move().target == "b:1"
 
@@ -193,8 +197,8 @@ def test_without_a_safe_way_to_copy_a_session_moves_only_if_computing_again_is_s
     world = World()
     world.other("b:1", **old)
     assert world.move().how == "recompute"
-    world.host.pending_prefill_tokens = 3000
-    assert world.turn("t") == Stay("dear")
+    carries(world.host, pending_prefill_tokens=3000)
+    assert world.turn("t") == Stay("too_expensive")
 
 
 def test_a_target_that_holds_nearly_all_of_it_needs_no_copy(world: World) -> None:
@@ -230,39 +234,39 @@ def test_after_a_failure_both_ends_are_left_alone_for_longer_and_longer(world: W
 
 def test_sessions_of_a_draining_host_move_whatever_its_load_and_their_size(world: World) -> None:
     world.planner.draining.add("a:1")
-    world.host.pending_prefill_tokens = 0
+    carries(world.host, pending_prefill_tokens=0)
     assert world.move("s1").how == "copy"
     assert world.move("s2", tokens=10, cached={}).how == "recompute"
 
 
 def test_no_new_session_goes_to_a_draining_endpoint_unless_all_are(world: World) -> None:
     world.planner.draining.add("b:1")
-    assert [e.address for e in world.planner.spared(world.endpoints, None)] == ["a:1", "c:1"]
-    assert len(world.planner.spared(world.endpoints, "b:1")) == 3
+    assert [e.address for e in world.planner.without_draining(world.endpoints, None)] == ["a:1", "c:1"]
+    assert len(world.planner.without_draining(world.endpoints, "b:1")) == 3
     world.planner.draining |= {"a:1", "c:1"}
-    assert len(world.planner.spared(world.endpoints, None)) == 3
+    assert len(world.planner.without_draining(world.endpoints, None)) == 3
 
 
 def test_an_ordered_session_goes_where_it_was_ordered_at_its_next_request_and_only_once(world: World) -> None:
-    world.host.pending_prefill_tokens = 0
-    assert world.planner.order(session_key(b"s"), "b:1")
+    carries(world.host, pending_prefill_tokens=0)
+    assert world.planner.command(session_key(b"s"), "b:1")
     assert world.turn("other") is None
     assert world.move("s").target == "b:1"
-    assert not world.planner.orders
+    assert not world.planner.commands
 
 
 def test_an_order_to_an_endpoint_that_cannot_take_the_session_waits(world: World) -> None:
-    world.planner.order(session_key(b"s"), "b:1")
-    world.endpoints[1].healthy = False
+    world.planner.command(session_key(b"s"), "b:1")
+    world.endpoints[1].health.healthy = False
     assert world.turn("s") == Stay("no_target")
-    world.endpoints[1].healthy = True
+    world.endpoints[1].health.healthy = True
     assert world.move("s").target == "b:1"
 
 
 def test_orders_are_bounded(world: World) -> None:
-    assert all(world.planner.order(session_key(str(n).encode()), "b:1") for n in range(MOST_ORDERS))
-    assert not world.planner.order(session_key(b"one more"), "b:1")
-    assert world.planner.order(session_key(b"0"), "c:1")
+    assert all(world.planner.command(session_key(str(n).encode()), "b:1") for n in range(MOST_COMMANDS))
+    assert not world.planner.command(session_key(b"one more"), "b:1")
+    assert world.planner.command(session_key(b"0"), "c:1")
 
 
 def test_a_move_back_to_where_a_session_came_from_is_told(world: World) -> None:
@@ -271,7 +275,8 @@ def test_a_move_back_to_where_a_session_came_from_is_told(world: World) -> None:
     world.sessions.flip(out.session, "a:1", out.target, 0)
     world.sessions.flip(out.session, out.target, "b:1", 1)
     world.host, hot = world.endpoints[1], world.host
-    hot.pending_prefill_tokens, world.host.pending_prefill_tokens = 0, 9000
+    carries(hot, pending_prefill_tokens=0)
+    carries(world.host, pending_prefill_tokens=9000)
     back = world.move(now_s=100, cached={"b:1": 3800})
     world.planner.ended(back, 100, "done")
     assert (out.target, back.target) == ("c:1", "a:1")
@@ -285,22 +290,6 @@ def test_a_copy_that_is_no_longer_wanted_holds_nobody_back(world: World) -> None
     assert world.planner.done == {}
 
 
-@pytest.mark.parametrize(
-    ("version", "safe"),
-    [
-        ("0.30.0", True),
-        ("0.32.1rc1", True),
-        ("1.0", True),
-        ("0.29.9", False),
-        ("0.18.1", False),
-        (None, False),
-        ("x", False),
-    ],
-)
-def test_transfers_need_a_version_that_survives_a_failed_one(version: str | None, safe: bool) -> None:
-    assert transfers_safely(version) is safe
-
-
 loads = st.integers(0, 20_000)
 engines: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict,
@@ -308,7 +297,7 @@ engines: st.SearchStrategy[dict[str, Any]] = st.builds(
     pending_prefill_tokens=loads,
     healthy=st.booleans(),
     kv_connector=st.sampled_from(["", "mooncake", "shared"]),
-    reported=st.builds(
+    report=st.builds(
         EngineReport,
         kv_block_tokens=st.sampled_from([None, 16, 128]),
         waiting_requests=st.integers(0, 2),
@@ -327,16 +316,16 @@ def test_whatever_the_loads_no_session_moves_twice_inside_the_cool_down_to_a_bus
 ) -> None:
     sessions = SessionTable()
     planner = Planner(RULES, sessions)
-    all_endpoints = [Endpoint(f"{n}:1", identity=SAFE, **fields) for n, fields in enumerate(pool)]
+    all_endpoints = [make_endpoint(f"{n}:1", identity=SAFE, **fields) for n, fields in enumerate(pool)]
     by_address = {endpoint.address: endpoint for endpoint in all_endpoints}
     moved_s: dict[int, float] = {}
     now_s = 0.0
     for number, passed_s, pending, failed in turns:
         now_s += passed_s
         for endpoint, tokens in zip(all_endpoints, pending, strict=True):
-            endpoint.pending_prefill_tokens = tokens
+            carries(endpoint, pending_prefill_tokens=tokens)
         session = session_key(str(number).encode())
-        home = sessions.host(session, now_s) or f"{number}:1"
+        home = sessions.endpoint_of(session, now_s) or f"{number}:1"
         sessions.bind(session, home, now_s)
         request = RequestFacts("m", 4000, 100, "en", 0, session=session)
         move = planner.consider(request, by_address[home], all_endpoints, {home: 3000}, now_s)
@@ -345,10 +334,10 @@ def test_whatever_the_loads_no_session_moves_twice_inside_the_cool_down_to_a_bus
         source, target = by_address[move.source], by_address[move.target]
         assert now_s - moved_s.get(number, -1e9) >= RULES.cool_down_s
         assert source.address == home
-        own = request.tokens if is_crowded(source, request.tokens) else 0  # it would wait there itself
+        own = request.tokens if must_wait_for_room(source, request.tokens) else 0  # it would wait there itself
         assert pending_tokens(target) < pending_tokens(source) + own
         assert has_room(target, request.tokens)
-        assert target.healthy
+        assert target.health.healthy
         assert target.model == source.model
         moved_s[number] = now_s
         if move.how == "copy":

@@ -7,12 +7,15 @@ from random import Random
 import pytest
 
 from fairlead.core.facts import RequestFacts, session_key
+from fairlead.core.in_flight import InFlight
 from fairlead.core.migration import Rules
 from fairlead.core.moves import Move, Stay
-from fairlead.core.pool import Endpoint, Pool
+from fairlead.core.policy import Decision
+from fairlead.core.pool import Pool
 from fairlead.core.reported import EngineIdentity
-from fairlead.core.router import Decision, Router
+from fairlead.core.router import Router
 from fairlead.policies import build_policy
+from tests.core.world import carries, make_endpoint
 
 BLOCK_TOKENS = 128
 RULES = Rules(hot_tokens=1000, least_tokens=500)
@@ -30,21 +33,25 @@ class World:
 
     def __init__(self, connector: str, policy: str = "ear") -> None:
         safe = EngineIdentity("0.32.0")
-        endpoints = [Endpoint(a, "m", kv_connector=connector, identity=safe) for a in ("a:1", "b:1", "c:1")]
+        endpoints = [make_endpoint(a, "m", kv_connector=connector, identity=safe) for a in ("a:1", "b:1", "c:1")]
         self.router = Router(Pool(endpoints, {}), build_policy(policy, {}), fallbacks=2, rng=Random(0), rules=RULES)
-        first = self.decide(20)
-        first.ticket.release()
-        self.host = self.router.pool.by_address[first.addresses[0]]
-        self.host.pending_prefill_tokens = 50_000
+        first = self.turn(20)
+        first.ended(0.0)
+        self.host = self.router.pool.by_address[first.address]
+        carries(self.host, pending_prefill_tokens=50_000)
         self.others = [endpoint for endpoint in endpoints if endpoint is not self.host]
-        self.others[0].pending_prefill_tokens = 10
+        carries(self.others[0], pending_prefill_tokens=10)
+
+    def turn(self, blocks: int = 21, agent: int = 1, now_s: float = 0.0) -> InFlight:
+        request = conversation(blocks, agent)
+        in_flight = self.router.admit(request, now_s=now_s)
+        assert isinstance(in_flight, InFlight)
+        in_flight.sent(request, now_s)
+        in_flight.claim_copy()
+        return in_flight
 
     def decide(self, blocks: int = 21, agent: int = 1, now_s: float = 0.0) -> Decision:
-        request = conversation(blocks, agent)
-        decision = self.router.decide(request, now_s=now_s)
-        assert isinstance(decision, Decision)
-        self.router.commit(request, decision.addresses[0], now_s, binds=not decision.strayed)
-        return decision
+        return self.turn(blocks, agent, now_s).decision
 
     def lives_at(self) -> str | None:
         return self.router.sessions.address_of(session_key(b"s"))
@@ -53,11 +60,11 @@ class World:
 @pytest.mark.parametrize("connector", ["shared", ""])
 def test_a_redirected_request_goes_to_the_target_and_may_fall_back_to_its_host(connector: str) -> None:
     world = World(connector)
-    decision = world.decide()
-    target = world.others[1]
+    in_flight = world.turn()
+    decision, target = in_flight.decision, world.others[1]
     assert decision.addresses == (target.address, world.host.address, world.others[0].address)
     assert decision.why == "migration"
-    assert decision.ticket.endpoint is target
+    assert in_flight.address == target.address
     assert decision.best[0].candidate.address == target.address
     assert world.lives_at() == target.address
 
@@ -66,8 +73,8 @@ def test_kv_that_comes_from_a_store_is_no_prefill_at_the_target() -> None:
     pulled, recomputed = World("shared"), World("")
     pulled.decide()
     recomputed.decide()
-    assert pulled.others[1].pending_prefill_tokens == BLOCK_TOKENS + 10
-    assert recomputed.others[1].pending_prefill_tokens == 21 * BLOCK_TOKENS + 10
+    assert pulled.others[1].load.pending_prefill_tokens == BLOCK_TOKENS + 10
+    assert recomputed.others[1].load.pending_prefill_tokens == 21 * BLOCK_TOKENS + 10
 
 
 def test_a_copied_session_is_served_by_its_host_until_the_copy_is_confirmed() -> None:
@@ -87,7 +94,7 @@ def test_a_copy_into_an_engine_that_restarted_or_is_ejected_changes_nothing() ->
     move = world.decide().migration
     assert isinstance(move, Move)
     target = world.router.pool.by_address[move.target]
-    target.healthy = False
+    target.health.healthy = False
     assert world.router.flip(move, conversation(21), 1.0, 0.0) == "target_unhealthy"
     target.generation += 1
     assert world.router.flip(move, conversation(21), 1.0, 0.0) == "target_restarted"
@@ -97,12 +104,12 @@ def test_a_copy_into_an_engine_that_restarted_or_is_ejected_changes_nothing() ->
 
 def test_a_request_that_is_withdrawn_takes_its_copy_with_it() -> None:
     world = World("mooncake")
-    decision = world.router.decide(conversation(21), now_s=0.0)
-    assert isinstance(decision, Decision)
+    in_flight = world.router.admit(conversation(21), now_s=0.0)
+    assert isinstance(in_flight, InFlight)
     assert world.router.planner.copies(session_key(b"s"))
-    world.router.withdraw(decision, 0.0)
+    in_flight.withdraw(0.0)
     assert not world.router.planner.copies(session_key(b"s"))
-    assert world.host.inflight_requests == 0
+    assert world.host.load.inflight_requests == 0
 
 
 def test_why_a_session_stays_on_a_hot_host_is_in_its_decision() -> None:
@@ -116,9 +123,9 @@ class Shared(World):
 
     def __init__(self, connector: str) -> None:
         super().__init__(connector)
-        self.host.pending_prefill_tokens = 0
-        self.decide(20, agent=2).ticket.release()
-        self.host.pending_prefill_tokens = 50_000
+        carries(self.host, pending_prefill_tokens=0)
+        self.turn(20, agent=2).ended(0.0)
+        carries(self.host, pending_prefill_tokens=50_000)
         move = self.decide(21).migration
         assert isinstance(move, Move)
         if not move.redirects:
@@ -140,9 +147,9 @@ def test_agents_that_share_an_id_stay_where_their_contexts_are_when_one_of_them_
 @pytest.mark.parametrize("connector", ["shared", "mooncake"])
 def test_an_agent_that_stayed_moves_after_the_cool_down_and_leaves_the_first_where_it_is(connector: str) -> None:
     world = Shared(connector)
-    world.decide(22).ticket.release()
+    world.turn(22).ended(0.0)
     third = next(e for e in world.others if e.address != world.move.target)
-    world.router.pool.by_address[world.move.target].pending_prefill_tokens = 1000
+    carries(world.router.pool.by_address[world.move.target], pending_prefill_tokens=1000)
     move = world.decide(21, agent=2, now_s=62.0).migration
     assert isinstance(move, Move)
     assert (move.source, move.bound, move.target) == (world.host.address, world.move.target, third.address)
@@ -174,7 +181,7 @@ def test_an_agent_whose_context_is_nowhere_goes_where_its_session_lives() -> Non
 
 def test_a_policy_that_leaves_a_hot_host_by_itself_moves_nothing() -> None:
     world = World("mooncake", policy="least_request")
-    world.host.inflight_requests = 5
+    carries(world.host, inflight_requests=5)
     decision = world.decide()
     assert decision.addresses[0] != world.host.address
     assert decision.migration is None
@@ -184,4 +191,4 @@ def test_a_draining_endpoint_is_chosen_for_nobody_new() -> None:
     world = World("mooncake")
     world.router.planner.draining = {"a:1", "b:1"}
     fresh = RequestFacts("m", 100, 100, "en", 0)
-    assert {world.router.decide(fresh).addresses for _ in range(4)} == {("c:1",)}  # type: ignore[union-attr]
+    assert {world.router.admit(fresh).decision.addresses for _ in range(4)} == {("c:1",)}  # type: ignore[union-attr]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.core.peers import MOST_PEERS, NO_LOAD, Load, Peers
+from fairlead.core.load import Load
+from fairlead.core.peers import MOST_PEERS, NO_LOAD, Peers
 
 EXPIRY_S = 1.0
 
@@ -19,40 +20,40 @@ def peers() -> Peers:
 
 
 def test_the_load_of_others_is_the_sum_of_what_each_said_last(peers: Peers) -> None:
-    peers.heard(b"x", 1, {"a:1": Load(1, 10, 5, 0)}, 0)
-    peers.heard(b"y", 1, {"a:1": Load(2, 20, 0, 2), "b:1": Load(1)}, 0)
-    assert peers.heard(b"x", 2, {"a:1": Load(3, 30, 0, 3)}, 0) == {"a:1": Load(5, 50, 0, 5)}
+    peers.reported(b"x", 1, {"a:1": Load(1, 10, 5, 0)}, 0)
+    peers.reported(b"y", 1, {"a:1": Load(2, 20, 0, 2), "b:1": Load(1)}, 0)
+    assert peers.reported(b"x", 2, {"a:1": Load(3, 30, 0, 3)}, 0) == {"a:1": Load(5, 50, 0, 5)}
     assert (peers.of("a:1"), peers.of("b:1"), peers.of("c:1")) == (Load(5, 50, 0, 5), Load(1), NO_LOAD)
 
 
 def test_an_endpoint_that_is_no_longer_said_has_no_load(peers: Peers) -> None:
-    peers.heard(b"x", 1, {"a:1": Load(1)}, 0)
-    assert peers.heard(b"x", 2, {}, 0) == {"a:1": NO_LOAD}
+    peers.reported(b"x", 1, {"a:1": Load(1)}, 0)
+    assert peers.reported(b"x", 2, {}, 0) == {"a:1": NO_LOAD}
 
 
 def test_a_word_that_was_overtaken_says_nothing(peers: Peers) -> None:
-    peers.heard(b"x", 2, {"a:1": Load(1)}, 0)
-    assert peers.heard(b"x", 1, {"a:1": Load(9)}, 0) == {}
+    peers.reported(b"x", 2, {"a:1": Load(1)}, 0)
+    assert peers.reported(b"x", 1, {"a:1": Load(9)}, 0) == {}
     assert peers.of("a:1") == Load(1)
 
 
 @pytest.mark.parametrize("later_s", [EXPIRY_S + 0.01, -1e6])
 def test_who_is_silent_counts_no_more(peers: Peers, later_s: float) -> None:
-    peers.heard(b"x", 1, {"a:1": Load(1)}, 0)
+    peers.reported(b"x", 1, {"a:1": Load(1)}, 0)
     assert peers.expire(EXPIRY_S) == {}
     assert peers.expire(later_s) == {"a:1": NO_LOAD}
     assert peers.count == 0
 
 
 def test_who_leaves_counts_no_more_at_once(peers: Peers) -> None:
-    peers.heard(b"x", 1, {"a:1": Load(1)}, 0)
+    peers.reported(b"x", 1, {"a:1": Load(1)}, 0)
     assert peers.left(b"x") == {"a:1": NO_LOAD}
     assert peers.left(b"x") == {}
 
 
 def test_inventing_sidecars_does_not_fill_the_memory(peers: Peers) -> None:
     for number in range(MOST_PEERS + 10):
-        peers.heard(str(number).encode(), 1, {"a:1": Load(1)}, 0)
+        peers.reported(str(number).encode(), 1, {"a:1": Load(1)}, 0)
     assert (peers.count, peers.of("a:1")) == (MOST_PEERS, Load(MOST_PEERS))
 
 
@@ -71,7 +72,7 @@ def test_the_sums_equal_the_parts_after_every_step_and_end_at_zero(
     for number, ((name, step, loads), passed_s) in enumerate(steps):
         now_s += passed_s
         if step == "heard":
-            applied |= peers.heard(name, number, loads, now_s)
+            applied |= peers.reported(name, number, loads, now_s)
             said[name] = now_s, loads
         elif step == "left":
             applied |= peers.left(name)

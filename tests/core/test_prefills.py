@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlead.core.endpoint import Endpoint
 from fairlead.core.ledger import Ticket
-from fairlead.core.pool import Endpoint
 from fairlead.core.prefills import TRUST_S
 from fairlead.core.reported import EngineReport, following
+from tests.core.world import make_endpoint
 
 
 def expecting(endpoint: Endpoint, tokens: int, prefill_ms: float, now_s: float) -> Ticket:
@@ -18,67 +19,77 @@ def expecting(endpoint: Endpoint, tokens: int, prefill_ms: float, now_s: float) 
 
 
 def test_a_prefill_whose_end_is_not_seen_counts_until_it_is_due() -> None:
-    endpoint = Endpoint("a:1", "m")
+    endpoint = make_endpoint("a:1", "m")
     expecting(endpoint, 100, 1000.0, now_s=0.0)
     expecting(endpoint, 30, 500.0, now_s=0.0)
     pending = []
     for now_s in (0.9, 1.1, 1.6):
         endpoint.prefills.settle(now_s)
-        pending.append(endpoint.pending_prefill_tokens)
+        pending.append(endpoint.load.pending_prefill_tokens)
     assert pending == [130, 30, 0]
 
 
 def test_a_prefill_on_an_engine_that_has_none_starts_at_once() -> None:
-    endpoint = Endpoint("a:1", "m")
+    endpoint = make_endpoint("a:1", "m")
     expecting(endpoint, 100, 60_000.0, now_s=0.0).release()
     endpoint.prefills.settle(1.0)
     expecting(endpoint, 30, 500.0, now_s=1.0)
     endpoint.prefills.settle(1.6)
-    assert endpoint.pending_prefill_tokens == 0
+    assert endpoint.load.pending_prefill_tokens == 0
+
+
+def test_the_prompt_under_way_is_the_first_whose_prefill_is_not_done() -> None:
+    endpoint = make_endpoint("a:1", "m")
+    assert endpoint.prefills.under_way_tokens() == 0
+    early = expecting(endpoint, 100, 10_000.0, now_s=0.0)
+    expecting(endpoint, 30, 500.0, now_s=0.0)
+    assert endpoint.prefills.under_way_tokens() == 100
+    early.prefilled()
+    assert endpoint.prefills.under_way_tokens() == 30
 
 
 def test_a_first_token_that_came_early_lets_the_next_prefill_start_early() -> None:
-    endpoint = Endpoint("a:1", "m")
+    endpoint = make_endpoint("a:1", "m")
     early = expecting(endpoint, 100, 10_000.0, now_s=0.0)
     expecting(endpoint, 30, 500.0, now_s=0.0)
     early.prefilled()
     endpoint.prefills.settle(1.0)
     endpoint.prefills.settle(1.6)
-    assert endpoint.pending_prefill_tokens == 0
+    assert endpoint.load.pending_prefill_tokens == 0
 
 
 def test_what_the_engine_does_not_call_waiting_is_prefilled_but_for_one_under_way() -> None:
-    endpoint = Endpoint("a:1", "m")
+    endpoint = make_endpoint("a:1", "m")
     for _ in range(5):
         expecting(endpoint, 10, 60_000.0, now_s=0.0)
-    endpoint.prefills.told(2, known_s=0.5, now_s=1.0)
-    assert endpoint.pending_prefill_tokens == 30
+    endpoint.prefills.reported(2, known_s=0.5, now_s=1.0)
+    assert endpoint.load.pending_prefill_tokens == 30
 
 
 def test_requests_that_the_report_cannot_know_of_still_wait() -> None:
-    endpoint = Endpoint("a:1", "m")
+    endpoint = make_endpoint("a:1", "m")
     for sent_s in (0.0, 0.0, 0.9):
         expecting(endpoint, 10, 60_000.0, now_s=sent_s)
-    endpoint.prefills.told(0, known_s=0.5, now_s=1.0)
-    assert endpoint.pending_prefill_tokens == 20
+    endpoint.prefills.reported(0, known_s=0.5, now_s=1.0)
+    assert endpoint.load.pending_prefill_tokens == 20
 
 
 def test_what_the_engine_calls_waiting_is_not_prefilled_however_long_ago_it_was_due() -> None:
-    endpoint = Endpoint("a:1", "m")
+    endpoint = make_endpoint("a:1", "m")
     for _ in range(4):
         expecting(endpoint, 10, 100.0, now_s=1.0)
-    endpoint.prefills.told(2, known_s=1.0, now_s=1.01)
+    endpoint.prefills.reported(2, known_s=1.0, now_s=1.01)
     endpoint.prefills.settle(1.9)
-    assert endpoint.pending_prefill_tokens == 20
+    assert endpoint.load.pending_prefill_tokens == 20
 
 
 def test_an_old_report_holds_nothing_back() -> None:
-    endpoint = Endpoint("a:1", "m")
+    endpoint = make_endpoint("a:1", "m")
     for _ in range(4):
         expecting(endpoint, 10, 100.0, now_s=1.0)
-    endpoint.prefills.told(2, known_s=1.0, now_s=1.01)
+    endpoint.prefills.reported(2, known_s=1.0, now_s=1.01)
     endpoint.prefills.settle(1.5 + TRUST_S)
-    assert endpoint.pending_prefill_tokens == 0
+    assert endpoint.load.pending_prefill_tokens == 0
 
 
 def report(waiting: int | None, read_s: float, *, running: int = 0) -> EngineReport:
@@ -88,36 +99,36 @@ def report(waiting: int | None, read_s: float, *, running: int = 0) -> EngineRep
 
 
 def tell(endpoint: Endpoint, newest: EngineReport) -> None:
-    endpoint.told(following(endpoint.reported, newest, stale_s=10.0))
+    endpoint.reported(following(endpoint.report, newest, stale_s=10.0))
 
 
 def test_an_engine_that_has_not_moved_since_its_page_was_read_says_nothing_new() -> None:
-    endpoint = Endpoint("a:1", "m")
+    endpoint = make_endpoint("a:1", "m")
     for _ in range(3):
         expecting(endpoint, 10, 60_000.0, now_s=0.5)
     for read_s in (1.0, 2.0, 3.0):
         tell(endpoint, report(0, read_s))
-    assert endpoint.pending_prefill_tokens == 30
+    assert endpoint.load.pending_prefill_tokens == 30
 
 
 def test_a_report_knows_of_what_was_sent_before_the_step_that_it_shows() -> None:
-    endpoint = Endpoint("a:1", "m")
+    endpoint = make_endpoint("a:1", "m")
     for sent_s in (0.5, 0.5, 1.9, 1.9):
         expecting(endpoint, 10, 60_000.0, now_s=sent_s)
     tell(endpoint, report(0, 1.0))
     tell(endpoint, report(0, 1.5, running=2))
     tell(endpoint, report(0, 2.0, running=3))
-    assert endpoint.pending_prefill_tokens == 30
+    assert endpoint.load.pending_prefill_tokens == 30
 
 
 def test_requests_that_wait_there_for_other_routers_are_not_ours() -> None:
-    endpoint = Endpoint("a:1", "m")
+    endpoint = make_endpoint("a:1", "m")
     for _ in range(4):
         expecting(endpoint, 10, 60_000.0, now_s=0.0)
     tell(endpoint, report(2, 0.5, running=14))
     tell(endpoint, report(2, 1.0, running=13))
     tell(endpoint, report(2, 1.5, running=14))  # four of ours among sixteen
-    assert endpoint.pending_prefill_tokens == 10
+    assert endpoint.load.pending_prefill_tokens == 10
 
 
 STEP = st.tuples(st.sampled_from(["send", "end", "first token", "told", "settle"]), st.integers(0, 9))
@@ -125,20 +136,24 @@ STEP = st.tuples(st.sampled_from(["send", "end", "first token", "told", "settle"
 
 @given(st.lists(STEP, max_size=80))
 def test_whatever_happens_no_more_wait_than_the_engine_says_and_all_ends_at_zero(steps: list[tuple[str, int]]) -> None:
-    endpoint, now_s = Endpoint("a:1", "m"), 0.0
+    endpoint, now_s = make_endpoint("a:1", "m"), 0.0
     tickets: list[Ticket] = []
     for step, number in steps:
         now_s += 0.3
         if step == "send":
             tickets.append(expecting(endpoint, 1 + number, 400.0 * number, now_s))
         elif step == "told":
-            endpoint.prefills.told(number, now_s, now_s)
+            endpoint.prefills.reported(number, now_s, now_s)
             assert sum(ticket.awaits_prefill for ticket in tickets) <= number + 1
         elif step == "settle":
             endpoint.prefills.settle(now_s)
         elif number < len(tickets):
             (tickets[number].release if step == "end" else tickets[number].prefilled)()
-        assert endpoint.pending_prefill_tokens >= 0
+        assert endpoint.load.pending_prefill_tokens >= 0
     for ticket in tickets:
         ticket.release()
-    assert (endpoint.pending_prefill_tokens, endpoint.decoding_requests, endpoint.inflight_requests) == (0, 0, 0)
+    assert (endpoint.load.pending_prefill_tokens, endpoint.load.decoding_requests, endpoint.load.inflight_requests) == (
+        0,
+        0,
+        0,
+    )

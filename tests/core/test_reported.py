@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fairlead.core.pool import Endpoint
+from fairlead.core.endpoint import EndpointSpec
 from fairlead.core.reported import UNKNOWN, EngineIdentity, EngineReport, aged, following, restarted
+from tests.core.world import make_endpoint
 
 STALE_S = 3.0
 
@@ -76,21 +77,42 @@ def test_a_restart_shows_in_the_start_time_or_in_a_counter_that_fell(
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "is_another"),
+    [
+        ({}, {}, True),
+        ({"running_requests": 5}, {"running_requests": 0}, True),
+        ({"prompt_tokens": 10}, {"prompt_tokens": 10}, False),
+        ({"prompt_tokens": 10, "generated_tokens": 1}, {"prompt_tokens": 12, "generated_tokens": 1}, False),
+        ({"prompt_tokens": 10, "generated_tokens": 1}, {"prompt_tokens": 12, "generated_tokens": 0}, True),
+        ({"prompt_tokens": 10}, {}, True),
+        ({}, {"prompt_tokens": 10}, True),
+        ({"process_start_s": 5, "prompt_tokens": 10}, {"process_start_s": 5}, False),
+        ({"process_start_s": 5, "prompt_tokens": 10}, {"prompt_tokens": 11}, False),
+        ({"process_start_s": 5}, {"process_start_s": 6}, True),
+    ],
+)
+def test_an_engine_that_was_gone_restarted_unless_its_page_shows_that_it_went_on(
+    before: dict[str, float], after: dict[str, float], is_another: bool
+) -> None:
+    assert restarted(report(0, **before), report(1, **after), was_gone=True) is is_another
+
+
+@pytest.mark.parametrize(
     ("configured", "said", "counts"),
     [(None, None, None), (100, None, 100), (None, 50, 50), (100, 50, 50), (30, 50, 30)],
 )
 def test_the_shorter_of_the_configured_and_the_engines_own_context_counts(
     configured: int | None, said: int | None, counts: int | None
 ) -> None:
-    endpoint = Endpoint("10.0.0.1:1", "m", max_model_len=configured)
+    endpoint = make_endpoint("10.0.0.1:1", "m", max_model_len=configured)
     endpoint.identified(EngineIdentity(max_model_len=said))
     assert endpoint.max_model_len == counts
-    endpoint.take_constants_of(Endpoint("10.0.0.1:1", "m", max_model_len=configured))
+    endpoint.respecify(EndpointSpec("10.0.0.1:1", "m", max_model_len=configured))
     assert endpoint.max_model_len == counts
 
 
 def test_an_engine_that_restarts_with_a_longer_context_gets_longer_prompts() -> None:
-    endpoint = Endpoint("10.0.0.1:1", "m", max_model_len=100)
+    endpoint = make_endpoint("10.0.0.1:1", "m", max_model_len=100)
     endpoint.identified(EngineIdentity(max_model_len=10))
     endpoint.identified(EngineIdentity(max_model_len=90))
     assert endpoint.max_model_len == 90

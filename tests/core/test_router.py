@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.core.pool import ANY_MODEL, Endpoint, Pool
-from fairlead.core.router import Decision, Refusal
-from tests.core.world import World, request
+from fairlead.core.in_flight import InFlight
+from fairlead.core.policy import Refusal
+from fairlead.core.pool import ANY_MODEL, Pool
+from tests.core.world import World, make_endpoint, request
 
 
 def test_a_request_for_a_model_goes_to_an_endpoint_that_serves_it() -> None:
@@ -22,7 +23,7 @@ def test_a_request_for_a_model_goes_to_an_endpoint_that_serves_it() -> None:
 def test_a_request_for_an_unknown_model_is_refused() -> None:
     world = World()
     world.endpoint("a:1", "small")
-    assert world.router.decide(request("huge")) == Refusal("unknown_model")
+    assert world.router.admit(request("huge")) == Refusal("unknown_model")
 
 
 def test_an_unhealthy_endpoint_is_not_chosen() -> None:
@@ -35,7 +36,7 @@ def test_an_unhealthy_endpoint_is_not_chosen() -> None:
 def test_with_no_healthy_endpoint_the_request_is_refused() -> None:
     world = World()
     world.endpoint("a:1", healthy=False)
-    assert world.router.decide(request()) == Refusal("no_endpoint")
+    assert world.router.admit(request()) == Refusal("no_endpoint")
 
 
 def test_a_prompt_longer_than_a_model_takes_goes_to_one_that_takes_it() -> None:
@@ -88,7 +89,7 @@ def test_a_decision_can_be_explained() -> None:
 
 
 def test_a_request_without_a_model_goes_to_sglang_where_the_pool_has_it() -> None:
-    pool = Pool([Endpoint("a:1", "m"), Endpoint("b:1", "m", engine="sglang")], {})
+    pool = Pool([make_endpoint("a:1", "m"), make_endpoint("b:1", "m", engine="sglang")], {})
     assert [endpoint.address for endpoint in pool.available(ANY_MODEL)] == ["b:1"]
 
 
@@ -107,15 +108,15 @@ def test_whatever_the_policy_a_healthy_endpoint_is_chosen_and_its_load_is_given_
         world.endpoint(
             f"e{index}:1", healthy=healthy, inflight_requests=inflight, pending_prefill_tokens=pending, right=right
         )
-    before = [e.inflight_requests for e in world.router.pool.endpoints]
-    decision = world.router.decide(request(attempted=["m"] * attempts, session="s"))
+    before = [e.load.inflight_requests for e in world.router.pool.endpoints]
+    in_flight = world.router.admit(request(attempted=["m"] * attempts, session="s"))
     if not any(healthy for healthy, *_ in endpoints):
-        assert decision == Refusal("no_endpoint")
+        assert in_flight == Refusal("no_endpoint")
         return
-    assert isinstance(decision, Decision)
-    assert all(world.router.pool.by_address[address].healthy for address in decision.addresses)
-    decision.ticket.release()
-    assert [e.inflight_requests for e in world.router.pool.endpoints] == before
+    assert isinstance(in_flight, InFlight)
+    assert all(world.router.pool.by_address[address].health.healthy for address in in_flight.decision.addresses)
+    in_flight.ended(0.0)
+    assert [e.load.inflight_requests for e in world.router.pool.endpoints] == before
 
 
 def test_the_form_of_a_prompt_is_chosen_together_with_the_endpoint() -> None:
@@ -126,8 +127,9 @@ def test_the_form_of_a_prompt_is_chosen_together_with_the_endpoint() -> None:
     world.router.index.insert((1, 2, 3), "a:1", 0.0)
     world.router.index.insert((4, 5, 6), "b:1", 0.0)
     asked = msgspec.structs.replace(request(tokens=4096), prefix=(7, 8, 9), block_tokens=128.0)
-    decision = world.router.decide(asked, others=[(1, 2, 3), (4, 5, 6)])
-    assert isinstance(decision, Decision)
+    in_flight = world.router.admit(asked, others=[(1, 2, 3), (4, 5, 6)])
+    assert isinstance(in_flight, InFlight)
+    decision = in_flight.decision
     assert (decision.addresses[0], decision.form, decision.form_tokens) == ("b:1", 2, 3 * 128)
 
 
@@ -136,6 +138,7 @@ def test_a_prompt_keeps_its_own_form_where_no_other_has_more_cached() -> None:
     world.endpoint("a:1")
     world.router.index.insert((1, 2, 3), "a:1", 0.0)
     asked = msgspec.structs.replace(request(tokens=4096), prefix=(1, 2, 3), block_tokens=128.0)
-    decision = world.router.decide(asked, others=[(1, 2, 4), (5, 6, 7)])
-    assert isinstance(decision, Decision)
+    in_flight = world.router.admit(asked, others=[(1, 2, 4), (5, 6, 7)])
+    assert isinstance(in_flight, InFlight)
+    decision = in_flight.decision
     assert (decision.form, decision.form_tokens, decision.cached_tokens) == (0, 0, 3 * 128)

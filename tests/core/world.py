@@ -6,18 +6,46 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+import msgspec
+
 from fairlead.core.capability import Capability
+from fairlead.core.endpoint import Endpoint, EndpointSpec
 from fairlead.core.facts import RequestFacts, session_key
+from fairlead.core.in_flight import InFlight
 from fairlead.core.language import LANGUAGES
 from fairlead.core.lengths import BUCKETS
-from fairlead.core.pool import Endpoint, Pool
-from fairlead.core.router import Decision, Router
+from fairlead.core.load import Load
+from fairlead.core.policy import Decision
+from fairlead.core.pool import Pool
+from fairlead.core.router import Router
 from fairlead.policies import build_policy
 
 
 def always(probability: float) -> Capability:
     """A model that is right with the same probability everywhere."""
     return Capability({language: (probability,) * len(BUCKETS) for language in LANGUAGES})
+
+
+_SPEC = frozenset(EndpointSpec.__struct_fields__)
+_LOAD = frozenset(Load.__struct_fields__)
+
+
+def make_endpoint(address: str, model: str = "m", *, peers: Load | None = None, **fields: Any) -> Endpoint:
+    """An endpoint as configured, with any of its fields, and with load in flight (as `own`) by the names of `Load`."""
+    endpoint = Endpoint(EndpointSpec(address, model, **{k: v for k, v in fields.items() if k in _SPEC}))
+    endpoint.take(Load(**{k: v for k, v in fields.items() if k in _LOAD}))
+    if peers is not None:
+        endpoint.peers_reported(peers)
+    if "identity" in fields:
+        endpoint.identified(fields.pop("identity"))
+    for name in fields.keys() - _SPEC - _LOAD:
+        setattr(endpoint.health if name == "healthy" else endpoint, name, fields[name])
+    return endpoint
+
+
+def carries(endpoint: Endpoint, **load: int) -> None:
+    """`endpoint` has this load from now on, whoever sent it; fields of `Load` that are not named stay."""
+    endpoint.load = msgspec.structs.replace(endpoint.load, **load)
 
 
 class World:
@@ -30,7 +58,7 @@ class World:
         self._router: Router | None = None
 
     def endpoint(self, address: str, model: str = "m", *, right: float = 1.0, **fields: Any) -> Endpoint:
-        endpoint = Endpoint(address, model, capability=always(right), **fields)
+        endpoint = make_endpoint(address, model, **{"capability": always(right)} | fields)
         self._endpoints.append(endpoint)
         return endpoint
 
@@ -42,15 +70,18 @@ class World:
         return self._router
 
     def pick(self, model: str = "any", **facts: Any) -> Decision:
-        decision = self.router.decide(request(model, **facts))
-        assert isinstance(decision, Decision)
-        return decision
+        return self.admit(model, **facts).decision
+
+    def admit(self, model: str = "any", **facts: Any) -> InFlight:
+        in_flight = self.router.admit(request(model, **facts))
+        assert isinstance(in_flight, InFlight)
+        return in_flight
 
     def pick_and_end(self, model: str = "any", **facts: Any) -> str:
         """The address chosen for a request that ends before the next one comes."""
-        decision = self.pick(model, **facts)
-        decision.ticket.release()
-        return decision.addresses[0]
+        in_flight = self.admit(model, **facts)
+        in_flight.withdraw(0.0)
+        return in_flight.address
 
 
 def request(

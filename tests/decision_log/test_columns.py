@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairlead.core.feedback import Outcome
 from fairlead.core.moves import Move, Stay
+from fairlead.core.policy import Outcome
 from fairlead.decision_log import columns
 from fairlead.decision_log.columns import COLUMNS, Anonymous, Ended
 from tests.decision_log.world import MODELS, Pool
@@ -41,7 +41,7 @@ def test_what_was_not_observed_is_null_and_the_prompt_has_its_estimate() -> None
     assert [found[name] for name in ("first_token_ms", "cached_tokens", "output_tokens", "session")] == [None] * 4
 
 
-def test_why_a_session_moves_or_stays_is_told() -> None:
+def test_why_a_session_moves_or_stays_is_reported() -> None:
     asked, decision, outcome = Pool().ended()
     for migration, expected in (
         (Move(b"s", "a:1", "b:1", "copy", 900, 0, 0, "a:1"), "copy to b:1"),

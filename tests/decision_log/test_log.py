@@ -20,7 +20,9 @@ from tests.decision_log.world import MODELS, Pool
 
 
 def opened(folder: Path, **settings: Any) -> DecisionLog:
-    return open_log(Decisions(path="decisions", **settings), folder, lambda: MODELS)
+    opened = open_log(Decisions(path="decisions", **settings), folder, lambda: MODELS)
+    assert isinstance(opened, DecisionLog)
+    return opened
 
 
 def add(into: DecisionLog, pool: Pool, requests: int = 1, **facts: Any) -> None:

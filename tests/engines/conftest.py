@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from fairlead.core.pool import Endpoint
+from fairlead.core.endpoint import Endpoint
+from tests.core.world import make_endpoint
 from tests.engines.world import FakeEngine
 
 
@@ -18,4 +19,4 @@ async def engine() -> AsyncIterator[FakeEngine]:
 
 @pytest.fixture
 def endpoint(engine: FakeEngine) -> Endpoint:
-    return Endpoint(engine.address, "m")
+    return make_endpoint(engine.address, "m")

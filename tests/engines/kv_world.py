@@ -65,15 +65,15 @@ class Publisher:
     async def subscribed(self) -> None:
         await self._sub.recv()
 
-    async def send(self, engine_s: float, *events: Any, heard: bool = True, kept: bool = True) -> None:
+    async def send(self, engine_s: float, *events: Any, received: bool = True, kept: bool = True) -> None:
         """A batch; one that is not heard is lost on its way, one that is not kept cannot be replayed."""
-        await self.send_raw(batch(self.encoding, engine_s, *events), heard=heard, kept=kept)
+        await self.send_raw(batch(self.encoding, engine_s, *events), received=received, kept=kept)
 
-    async def send_raw(self, payload: bytes, *, heard: bool = True, kept: bool = True) -> None:
+    async def send_raw(self, payload: bytes, *, received: bool = True, kept: bool = True) -> None:
         sequence, self.next = self.next, self.next + 1
         if kept:
             self.history.append((sequence, payload))
-        if heard:
+        if received:
             await self.send_frames(b"kv-events", sequence.to_bytes(8, "big"), payload)
 
     async def send_frames(self, *frames: bytes) -> None:
@@ -105,7 +105,7 @@ class KvWorld:
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Wait for what must come; the feed's counts are in the failure if it does not."""
-        ends_s = time.monotonic() + 20
+        ends_s = time.monotonic() + 60
         while not true():
             assert time.monotonic() < ends_s, self.feed.counts
             await asyncio.sleep(0.002)
@@ -126,7 +126,7 @@ async def kv_world(encoding: Encoding, *, replay: bool = True, max_blocks: int =
     world = KvWorld(publisher, KvEventFeed(source, precise, index, lambda: world.now_s, slack_s=5), precise, index)
     tasks = [asyncio.create_task(publisher.serve_replays()), asyncio.create_task(follow([world.feed]))]
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await publisher.subscribed()
             yield world
     finally:

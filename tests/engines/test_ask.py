@@ -371,7 +371,7 @@ async def test_closing_closes_and_may_be_done_again(server: Server, connection: 
     await until(lambda: not server.writers)
 
 
-async def test_the_time_that_the_answer_took_is_told(server: Server, connection: Connection) -> None:
+async def test_the_time_that_the_answer_took_is_reported(server: Server, connection: Connection) -> None:
     began_s = time.perf_counter()
     answer = await ask(connection)
     assert 0 < answer.took_ms <= (time.perf_counter() - began_s) * 1e3

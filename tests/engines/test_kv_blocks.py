@@ -114,3 +114,42 @@ def test_it_says_what_an_engine_that_tells_all_holds(requests: list[tuple[bool, 
     while held + 2 <= len(asked) and copies.get(tuple(asked[: held + 2])):
         held += 2
     assert index.match(asked, A) == held
+
+
+def test_a_block_with_a_cache_salt_matches_no_plain_prompt() -> None:
+    index = PreciseIndex()
+    apply(index, store([7], None, ONE, cache_salt="tenant"), store([8], 7, TWO, cache_salt="tenant"))
+    assert index.match([*ONE, *TWO], A) == 0
+
+
+def test_a_copy_in_a_slower_tier_is_not_held() -> None:
+    index = PreciseIndex()
+    apply(index, store([7], None, ONE, medium="GPU"), store([7], None, ONE, medium="CPU_PINNED"))
+    apply(index, store([8], None, TWO, medium="DISK"))
+    assert apply(index, BlockRemoved([7], medium="CPU_PINNED"), engine_s=9.0).removed_age_s is None
+    assert [index.match(ONE, A), index.match(TWO, A)] == [2, 0]
+    apply(index, store([7], None, ONE, medium="CPU_PINNED"), BlockRemoved([7], medium="GPU"))
+    assert index.match(ONE, A) == 0
+
+
+def test_a_removed_block_shows_its_age_where_its_prompt_is_unknown() -> None:
+    index = PreciseIndex()
+    assert apply(index, store([8, 9], 7, [*ONE, *TWO]), engine_s=10).unplaced == 2
+    assert apply(index, BlockRemoved([9]), engine_s=50).removed_age_s == 40
+    assert index.match([*ONE, *TWO], A) == 0
+
+
+def tokens_stored(hashes: range, parent: int | None) -> BlockStored:
+    """Blocks of one token each; a token is the block's hash."""
+    return BlockStored(list(hashes), parent, list(hashes), 1)
+
+
+def test_pages_of_one_token_are_held_in_steps_and_do_not_overflow() -> None:
+    index = PreciseIndex(max_blocks=100)
+    assert not apply(index, tokens_stored(range(1, 1001), None), tokens_stored(range(1001, 1006), 1000)).overflowed
+    assert index.blocks()[A] == 1000 // 16 + 2  # and the last of each event
+    assert index.match(range(1, 1100), A) == 1005
+    assert index.match([*range(1, 500), 7, 7], A) == 499 // 16 * 16
+    apply(index, BlockRemoved(list(range(600, 1006))))
+    assert index.match(range(1, 1006), A) == 599 // 16 * 16
+    assert apply(index, tokens_stored(range(2000, 2020), 17)).unplaced == 20  # 17 was not kept

@@ -39,7 +39,7 @@ async def test_stored_blocks_are_held_and_removed_ones_are_not(world: KvWorld, e
 async def test_missing_messages_are_asked_of_the_replay_endpoint(world: KvWorld, encoding: Encoding) -> None:
     await world.publisher.send(1.0, stored(encoding, [11], None, FIRST))
     await world.taken(1)
-    await world.publisher.send(2.0, stored(encoding, [12], 11, SECOND), heard=False)
+    await world.publisher.send(2.0, stored(encoding, [12], 11, SECOND), received=False)
     await world.publisher.send(3.0, stored(encoding, [13], 12, THIRD))
     await world.taken(3)
     assert world.held(*PROMPT) == 12
@@ -50,7 +50,7 @@ async def test_a_gap_that_no_replay_fills_forgets_what_was_held(world: KvWorld, 
     await world.publisher.send(1.0, stored(encoding, [11], None, FIRST))
     await world.taken(1)
     world.index.insert(CHAIN, ADDRESS, world.now_s)
-    await world.publisher.send(2.0, removed(encoding, [11]), heard=False, kept=False)
+    await world.publisher.send(2.0, removed(encoding, [11]), received=False, kept=False)
     await world.publisher.send(3.0, stored(encoding, [12], None, SECOND))
     await world.taken(2)
     assert (world.held(*PROMPT), world.held(*SECOND)) == (0, 4)
@@ -61,8 +61,8 @@ async def test_a_gap_that_no_replay_fills_forgets_what_was_held(world: KvWorld, 
 async def test_a_replay_that_does_not_reach_back_forgets_what_was_held(world: KvWorld, encoding: Encoding) -> None:
     await world.publisher.send(1.0, stored(encoding, [11], None, FIRST))
     await world.taken(1)
-    await world.publisher.send(2.0, removed(encoding, [11]), heard=False, kept=False)
-    await world.publisher.send(3.0, stored(encoding, [12], None, SECOND), heard=False)
+    await world.publisher.send(2.0, removed(encoding, [11]), received=False, kept=False)
+    await world.publisher.send(3.0, stored(encoding, [12], None, SECOND), received=False)
     world.publisher.history.pop(0)
     await world.publisher.send(4.0, stored(encoding, [13], 12, THIRD))
     await world.taken(3)
@@ -73,7 +73,7 @@ async def test_a_replay_that_does_not_reach_back_forgets_what_was_held(world: Kv
 async def test_without_a_replay_endpoint_a_gap_forgets_what_was_held(encoding: Encoding) -> None:
     async with kv_world(encoding, replay=False) as world:
         await world.publisher.send(1.0, stored(encoding, [11], None, FIRST))
-        await world.publisher.send(2.0, removed(encoding, [11]), heard=False)
+        await world.publisher.send(2.0, removed(encoding, [11]), received=False)
         await world.publisher.send(3.0, stored(encoding, [12], 11, SECOND))
         await world.taken(2)
         assert world.held(*PROMPT) == 0
@@ -81,7 +81,7 @@ async def test_without_a_replay_endpoint_a_gap_forgets_what_was_held(encoding: E
 
 
 async def test_a_feed_that_comes_late_learns_the_history(world: KvWorld, encoding: Encoding) -> None:
-    await world.publisher.send(1.0, stored(encoding, [11], None, FIRST), heard=False)
+    await world.publisher.send(1.0, stored(encoding, [11], None, FIRST), received=False)
     await world.publisher.send(2.0, stored(encoding, [12], 11, SECOND))
     await world.taken(2)
     assert world.held(*PROMPT) == 8
@@ -89,8 +89,8 @@ async def test_a_feed_that_comes_late_learns_the_history(world: KvWorld, encodin
 
 
 async def test_a_history_that_breaks_off_is_not_believed(world: KvWorld, encoding: Encoding) -> None:
-    await world.publisher.send(1.0, stored(encoding, [11], None, FIRST), heard=False)
-    await world.publisher.send(2.0, removed(encoding, [11]), heard=False, kept=False)
+    await world.publisher.send(1.0, stored(encoding, [11], None, FIRST), received=False)
+    await world.publisher.send(2.0, removed(encoding, [11]), received=False, kept=False)
     await world.publisher.send(3.0, stored(encoding, [12], None, SECOND))
     await world.taken(2)
     assert (world.held(*FIRST), world.held(*SECOND)) == (0, 4)
@@ -99,7 +99,7 @@ async def test_a_history_that_breaks_off_is_not_believed(world: KvWorld, encodin
 async def test_a_replayed_message_counts_once(world: KvWorld, encoding: Encoding) -> None:
     await world.publisher.send(1.0, stored(encoding, [11], None, FIRST))
     await world.taken(1)
-    await world.publisher.send(2.0, stored(encoding, [11], None, FIRST), heard=False)
+    await world.publisher.send(2.0, stored(encoding, [11], None, FIRST), received=False)
     await world.publisher.send(3.0, removed(encoding, [11]))
     await world.taken(3)
     assert world.held(*FIRST) == 4  # two copies were stored and one was removed
@@ -130,8 +130,8 @@ async def test_a_restart_whose_first_messages_were_lost_is_seen_by_the_replay(
     await world.taken(1)
     world.index.insert(CHAIN, ADDRESS, world.now_s)
     world.publisher.restart()
-    await world.publisher.send(5.0, stored(encoding, [21], None, SECOND), heard=False)
-    await world.publisher.send(6.0, stored(encoding, [22], 21, THIRD), heard=False)
+    await world.publisher.send(5.0, stored(encoding, [21], None, SECOND), received=False)
+    await world.publisher.send(6.0, stored(encoding, [22], 21, THIRD), received=False)
     await world.publisher.send(7.0, stored(encoding, [23], 22, FIRST))
     await world.taken(4)
     assert (world.held(*FIRST), world.held(*SECOND, *THIRD, *FIRST)) == (0, 12)
@@ -146,7 +146,7 @@ async def test_an_engine_known_to_have_restarted_is_learned_anew(world: KvWorld,
     world.publisher.restart()
     world.feed.restarted()
     assert world.held(*FIRST) == 0
-    await world.publisher.send(5.0, stored(encoding, [21], None, SECOND), heard=False)
+    await world.publisher.send(5.0, stored(encoding, [21], None, SECOND), received=False)
     await world.publisher.send(6.0, stored(encoding, [22], 21, THIRD))
     await world.taken(3)
     assert world.held(*SECOND, *THIRD) == 8
@@ -180,8 +180,8 @@ async def test_an_eviction_takes_what_was_used_before_the_evicted_block_was_stor
 
 async def test_a_replayed_eviction_does_not_tell_how_far_eviction_is_now(world: KvWorld, encoding: Encoding) -> None:
     world.index.insert(CHAIN, ADDRESS, 900.0)
-    await world.publisher.send(50.0, stored(encoding, [11], None, FIRST), heard=False)
-    await world.publisher.send(51.0, removed(encoding, [11]), heard=False)
+    await world.publisher.send(50.0, stored(encoding, [11], None, FIRST), received=False)
+    await world.publisher.send(51.0, removed(encoding, [11]), received=False)
     await world.publisher.send(52.0, stored(encoding, [12], None, SECOND))
     await world.taken(3)
     assert world.index.match(CHAIN, world.now_s) == {ADDRESS: 3}

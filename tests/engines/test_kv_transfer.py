@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -12,18 +13,28 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from fairlead.engines.kv_transfer import Connector, Copied, Deadlines, Party, TransferError, copy_kv, tokenize
+from fairlead.engines.kv_transfer import (
+    Connector,
+    Copied,
+    Deadlines,
+    Party,
+    Prompt,
+    TransferError,
+    _is_the_prompt,
+    copy_kv,
+    tokenize,
+)
 from fairlead.engines.mooncake import Mooncake
 from fairlead.engines.nixl import Nixl
-from fairlead.simulate.faults import Fault
-from fairlead.simulate.kv_exchange import ConnectorKind, KvOptions
-from fairlead.simulate.parameters import EngineParameters
-from fairlead.simulate.server import EngineOptions, RunningEngine, running_engine
-from tests.simulate.conftest import FAST, until
+from fairlead.tools.simulate.faults import Fault, Leg
+from fairlead.tools.simulate.kv_exchange import ConnectorKind, KvOptions
+from fairlead.tools.simulate.parameters import EngineParameters
+from fairlead.tools.simulate.server import EngineOptions, RunningEngine, running_engine
+from tests.engines.world import PATIENT, soon
+from tests.tools.simulate.conftest import FAST, WITHIN_S, until
 
 BLOCK: Final = FAST.block_size
 IDS: Final = list(range(1000, 1000 + 60 * BLOCK))
-SHORT: Final = Deadlines(export_s=0.5, import_s=0.5, confirm_s=0.3)
 CONNECTORS: Final[dict[ConnectorKind, Connector]] = {"mooncake": Mooncake(), "nixl": Nixl()}
 
 
@@ -50,13 +61,13 @@ class Pair:
         usage = (await self.ask(engine))["usage"]
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 
-    async def copy(self, ids: list[int] = IDS, deadlines: Deadlines = SHORT) -> Copied:
+    async def copy(self, ids: list[int] = IDS, deadlines: Deadlines = PATIENT) -> Copied:
         source, target = self.party(self.source), self.party(self.target)
-        return await copy_kv(self.connector, source, target, "m", ids, BLOCK, deadlines)
+        return await copy_kv(self.connector, source, target, Prompt("m", ids, BLOCK), deadlines)
 
-    async def failure(self) -> tuple[str, str]:
+    async def failure(self, deadlines: Deadlines = PATIENT) -> tuple[str, str]:
         with pytest.raises(TransferError) as failed:
-            await self.copy()
+            await self.copy(deadlines=deadlines)
         return failed.value.stage, failed.value.reason
 
     def assert_nothing_wrong_was_installed(self) -> None:
@@ -64,14 +75,14 @@ class Pair:
         assert self.target.exchange.wrong_kv == 0
 
 
-def options(kind: ConnectorKind, **more: Any) -> EngineOptions:
-    return EngineOptions(model="m", parameters=FAST, kv=KvOptions(kind, abort_timeout_s=0.3), **more)
+def options(kind: ConnectorKind, abort_s: float = 600.0, **more: Any) -> EngineOptions:
+    return EngineOptions(model="m", parameters=FAST, kv=KvOptions(kind, abort_timeout_s=abort_s), **more)
 
 
-async def pairs(kind: ConnectorKind, **target: Any) -> AsyncIterator[Pair]:
+async def pairs(kind: ConnectorKind, abort_s: float = 600.0, **target: Any) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
-        source = await stack.enter_async_context(running_engine(options(kind)))
-        other = await stack.enter_async_context(running_engine(options(kind, **target)))
+        source = await stack.enter_async_context(running_engine(options(kind, abort_s)))
+        other = await stack.enter_async_context(running_engine(options(kind, abort_s, **target)))
         pair = Pair(kind, source, other, await stack.enter_async_context(aiohttp.ClientSession()))
         await pair.ask(source)
         yield pair
@@ -115,7 +126,40 @@ async def test_what_the_source_no_longer_holds_is_no_copy_but_its_pinned_blocks_
 
 async def test_an_import_that_brought_nothing_is_no_copy(pair: Pair) -> None:
     await pair.ask(pair.target)  # it holds all of it: nothing comes
-    assert await pair.failure() == ("confirm", "nothing_came")
+    assert await pair.failure(soon("confirm")) == ("confirm", "nothing_came")
+
+
+async def test_a_rise_by_less_than_the_prompt_is_no_proof() -> None:
+    """Another import raises the same counter, while ours finds nothing and the target computes the prompt itself."""
+    async for pair in pairs("mooncake", abort_s=1.0):
+        pair.target.faults.set(Fault("slow", delay_ms=200, only="import"))
+        copying = asyncio.create_task(pair.failure(soon("confirm")))
+        await until(partial(_pins, pair.source))
+        assert pair.source.exchange is not None
+        for name in list(pair.source.exchange._exports):
+            pair.source.exchange._release(name)
+        pair.target.engine.counters.prompt_external += 4 * BLOCK
+        assert await copying == ("confirm", "too_little_came")
+
+
+def _pins(source: RunningEngine) -> bool:
+    return source.exchange is not None and source.exchange.pinned_blocks > 0
+
+
+@pytest.mark.parametrize(
+    ("came", "local", "computed", "known", "is_it"),
+    [
+        (60 * BLOCK, 0, BLOCK, 0, True),
+        (4 * BLOCK, 0, 60 * BLOCK, 0, False),  # another import's
+        (30 * BLOCK, 30 * BLOCK, BLOCK, 0, True),  # the target held half of it
+        (4 * BLOCK, 60 * BLOCK, 60 * BLOCK, 0, False),  # another request's hits
+        (30 * BLOCK, 60 * BLOCK, 90 * BLOCK, 30 * BLOCK, True),  # others are served meanwhile
+    ],
+)
+def test_a_copy_is_proven_by_a_rise_about_its_size(
+    came: int, local: int, computed: int, known: int, is_it: bool
+) -> None:
+    assert _is_the_prompt(came, local, computed, Prompt("m", IDS, BLOCK, known_tokens=known)) == is_it
 
 
 @pytest.mark.parametrize("leg", ["export", "import"])
@@ -131,12 +175,12 @@ async def test_an_import_that_brought_nothing_is_no_copy(pair: Pair) -> None:
     ids=lambda each: each.kind if isinstance(each, Fault) else "",
 )
 async def test_a_leg_that_goes_wrong_ends_the_copy_within_its_deadline(
-    pair: Pair, leg: str, fault: Fault, reason: str
+    pair: Pair, leg: Leg, fault: Fault, reason: str
 ) -> None:
     engine = pair.source if leg == "export" else pair.target
     engine.faults.set(msgspec.structs.replace(fault, only=leg))
-    async with asyncio.timeout(2):
-        assert await pair.failure() == (leg, reason)
+    async with asyncio.timeout(WITHIN_S / 2):
+        assert await pair.failure(soon(leg) if fault.kind == "hang" else PATIENT) == (leg, reason)
     pair.assert_nothing_wrong_was_installed()
     engine.faults.set(None)
     assert await pair.cached_tokens(engine) >= 0  # it serves on
@@ -144,7 +188,7 @@ async def test_a_leg_that_goes_wrong_ends_the_copy_within_its_deadline(
 
 async def test_a_source_that_dies_before_the_import_leaves_the_copy_undone(mooncake: Pair) -> None:
     mooncake.target.faults.set(Fault("slow", delay_ms=200, only="import"))
-    copying = asyncio.create_task(mooncake.copy())
+    copying = asyncio.create_task(mooncake.copy(deadlines=soon("import")))
     exchange = mooncake.source.exchange
     assert exchange is not None
     await until(lambda: exchange.pinned_blocks > 0)
@@ -182,12 +226,12 @@ async def test_an_import_that_the_engine_has_no_room_for_is_no_copy() -> None:
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(running_engine(options("mooncake")))
         target = await stack.enter_async_context(
-            running_engine(EngineOptions(model="m", parameters=small, kv=KvOptions("mooncake", abort_timeout_s=0.3)))
+            running_engine(EngineOptions(model="m", parameters=small, kv=KvOptions("mooncake")))
         )
         pair = Pair("mooncake", source, target, await stack.enter_async_context(aiohttp.ClientSession()))
         await pair.ask(source)
         target.engine.pool.acquire((), 0, 30)
-        assert await pair.failure() == ("import", "timeout")
+        assert await pair.failure(soon("import")) == ("import", "timeout")
 
 
 @pytest.mark.parametrize(
@@ -207,13 +251,13 @@ async def test_a_bootstrap_server_that_does_not_name_one_engine_ends_the_copy(mo
     source = Party(mooncake.source.address, f"127.0.0.1:{runner.addresses[0][1]}")
     target = mooncake.party(mooncake.target)
     with pytest.raises(TransferError, match="discover"):
-        await copy_kv(Mooncake(), source, target, "m", IDS, BLOCK, SHORT)
+        await copy_kv(Mooncake(), source, target, Prompt("m", IDS, BLOCK), PATIENT)
     await runner.cleanup()
 
 
 async def test_ids_are_those_that_the_engine_makes_of_the_messages(mooncake: Pair) -> None:
     body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "one two three"}]})
-    ids = await tokenize(mooncake.party(mooncake.source), body, 1.0)
+    ids = await tokenize(mooncake.party(mooncake.source), body, WITHIN_S)
     assert len(ids) > 3
     with pytest.raises(TransferError, match="tokenize: status"):
-        await tokenize(mooncake.party(mooncake.source), b'{"model":"other","prompt":"a"}', 1.0)
+        await tokenize(mooncake.party(mooncake.source), b'{"model":"other","prompt":"a"}', WITHIN_S)

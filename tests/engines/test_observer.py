@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from fairlead.core.pool import Endpoint
+from fairlead.core.endpoint import Endpoint
 from fairlead.engines.observer import Observers
+from tests.core.world import make_endpoint
 from tests.engines.world import PATIENCE_S, QUICK, FakeEngine, until, watching
 
 
@@ -21,12 +22,12 @@ def watches() -> set[str]:
 
 async def test_an_endpoint_is_taken_for_healthy_before_the_first_probe(endpoint: Endpoint) -> None:
     async with watching([endpoint]):
-        assert endpoint.healthy
+        assert endpoint.health.healthy
 
 
 async def test_stopping_leaves_no_task_and_no_connection(engine: FakeEngine, endpoint: Endpoint) -> None:
     async with watching([endpoint]) as observers:
-        await until(lambda: not endpoint.reported.stale)
+        await until(lambda: not endpoint.report.stale)
         assert watches() == {f"watch {endpoint.address}"}
         assert engine.open_connections > 0
     assert watches() == set()
@@ -55,7 +56,7 @@ async def test_stopping_does_not_wait_for_an_engine_that_hangs(engine: FakeEngin
 async def test_an_engine_that_hangs_does_not_delay_another(engine: FakeEngine, endpoint: Endpoint) -> None:
     engine.hanging |= {"/health", "/metrics", "/version"}
     other = await second_engine()
-    second = Endpoint(other.address, "m")
+    second = make_endpoint(other.address, "m")
     async with watching([endpoint, second]) as observers:
         await until(lambda: observers.counts[second.address].scrapes >= 10)
         assert observers.counts[second.address].scrape_failures == {}
@@ -66,13 +67,13 @@ async def test_an_endpoint_that_stays_keeps_its_watch_and_one_that_goes_is_not_a
     engine: FakeEngine, endpoint: Endpoint
 ) -> None:
     other = await second_engine()
-    second = Endpoint(other.address, "m")
+    second = make_endpoint(other.address, "m")
     async with watching([endpoint]) as observers:
-        await until(lambda: endpoint.rtt_ms > 0 and not endpoint.reported.stale)
+        await until(lambda: endpoint.rtt_ms > 0 and not endpoint.report.stale)
         kept = observers.counts[endpoint.address]
         await observers.replace(QUICK, [endpoint, second])
         assert observers.counts[endpoint.address] is kept
-        await until(lambda: not second.reported.stale)
+        await until(lambda: not second.report.stale)
         await observers.replace(QUICK, [second])
         assert watches() == {f"watch {second.address}"}
         asked, scrapes = sum(engine.asked.values()), observers.counts[second.address].scrapes
@@ -87,14 +88,14 @@ async def test_new_rules_hold_for_the_watches_that_stay(engine: FakeEngine, endp
     patient = QUICK.model_copy(update={"failures_to_eject": 1000})
     async with watching([endpoint], patient) as observers:
         await until(lambda: observers.counts[endpoint.address].probes > 5)
-        assert endpoint.healthy
+        assert endpoint.health.healthy
         await observers.replace(QUICK, [endpoint])
-        await until(lambda: not endpoint.healthy)
+        await until(lambda: not endpoint.health.healthy)
 
 
 async def test_another_endpoint_at_the_same_address_gets_a_watch_of_its_own(endpoint: Endpoint) -> None:
     async with watching([endpoint]) as observers:
-        await until(lambda: not endpoint.reported.stale)
-        renewed = Endpoint(endpoint.address, "m")
+        await until(lambda: not endpoint.report.stale)
+        renewed = make_endpoint(endpoint.address, "m")
         await observers.replace(QUICK, [renewed])
-        await until(lambda: not renewed.reported.stale)
+        await until(lambda: not renewed.report.stale)

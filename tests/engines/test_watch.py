@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import time
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
 import pytest
 
-from fairlead.core.health import FIRST_COOL_DOWN_S, REQUEST_FAILURES_TO_EJECT
-from fairlead.core.pool import Endpoint
+from fairlead.core.endpoint import Endpoint
+from fairlead.core.facts import RequestFacts
+from fairlead.core.health import FIRST_COOL_DOWN_S, HALF, REQUEST_FAILURES_TO_EJECT
+from fairlead.core.in_flight import InFlight
+from fairlead.core.pool import Pool
+from fairlead.core.router import Router
+from fairlead.engines.ask import connect_ms
 from fairlead.engines.metrics_text import MOST_BYTES
 from fairlead.engines.observer import Observers
 from fairlead.engines.watch import WatchCounts
-from fairlead.simulate.engine_metrics import EngineKind
-from fairlead.simulate.server import EngineOptions, running_engine
+from fairlead.policies import build_policy
+from fairlead.tools.simulate.server import EngineOptions, running_engine
+from tests.core.world import make_endpoint
 from tests.engines.world import IMPATIENT, QUICK, FakeEngine, until, watching
 
 
@@ -20,10 +33,10 @@ def counts(observers: Observers, endpoint: Endpoint) -> WatchCounts:
 
 async def test_a_healthy_engine_is_read_identified_and_measured(endpoint: Endpoint) -> None:
     async with watching([endpoint]):
-        await until(lambda: endpoint.rtt_ms > 0 and not endpoint.reported.stale and endpoint.identity.version)
-    assert endpoint.healthy
+        await until(lambda: endpoint.rtt_ms > 0 and not endpoint.report.stale and endpoint.identity.version)
+    assert endpoint.health.healthy
     assert endpoint.generation == 0
-    assert endpoint.reported.running_requests == 0
+    assert endpoint.report.running_requests == 0
     assert endpoint.identity.version == "0.32.0"
     assert endpoint.max_model_len == 4096
 
@@ -32,10 +45,10 @@ async def test_an_engine_that_goes_down_is_ejected_and_comes_back(engine: FakeEn
     async with watching([endpoint]) as observers:
         await until(lambda: endpoint.identity.version)
         await engine.stop()
-        await until(lambda: not endpoint.healthy)
+        await until(lambda: not endpoint.health.healthy)
         assert counts(observers, endpoint).probe_failures.keys() <= {"connect", "protocol"}
         await engine.start()
-        await until(lambda: endpoint.healthy)
+        await until(lambda: endpoint.health.healthy)
     assert (endpoint.health.ejections, endpoint.health.returns) == (1, 1)
 
 
@@ -43,10 +56,10 @@ async def test_an_engine_that_is_not_there_at_the_start_is_ejected() -> None:
     gone = FakeEngine()
     await gone.start()
     await gone.stop()
-    endpoint = Endpoint(gone.address, "m")
+    endpoint = make_endpoint(gone.address, "m")
     async with watching([endpoint]):
-        await until(lambda: not endpoint.healthy)
-    assert endpoint.reported.stale
+        await until(lambda: not endpoint.health.healthy)
+    assert endpoint.report.stale
     assert endpoint.rtt_ms == 0
 
 
@@ -55,10 +68,10 @@ async def test_an_engine_whose_health_is_5xx_is_ejected_though_its_metrics_are_f
 ) -> None:
     engine.health_status = 503
     async with watching([endpoint]) as observers:
-        await until(lambda: not endpoint.healthy)
+        await until(lambda: not endpoint.health.healthy)
         assert counts(observers, endpoint).probe_failures == {"status": counts(observers, endpoint).probes}
         engine.health_status = 200
-        await until(lambda: endpoint.healthy)
+        await until(lambda: endpoint.health.healthy)
 
 
 @pytest.mark.parametrize("status", [301, 401, 404, 429])
@@ -74,11 +87,11 @@ async def test_an_engine_that_hangs_is_ejected(engine: FakeEngine, endpoint: End
     async with watching([endpoint], IMPATIENT) as observers:
         await until(lambda: endpoint.identity.version)
         engine.hanging |= {"/health", "/metrics", "/version"}
-        await until(lambda: not endpoint.healthy)
+        await until(lambda: not endpoint.health.healthy)
         assert counts(observers, endpoint).probe_failures.keys() == {"timeout"}
-        await until(lambda: endpoint.reported.stale)
+        await until(lambda: endpoint.report.stale)
         engine.hanging.clear()
-        await until(lambda: endpoint.healthy and not endpoint.reported.stale)
+        await until(lambda: endpoint.health.healthy and not endpoint.report.stale)
 
 
 async def test_metrics_that_hang_do_not_eject(engine: FakeEngine, endpoint: Endpoint) -> None:
@@ -86,7 +99,7 @@ async def test_metrics_that_hang_do_not_eject(engine: FakeEngine, endpoint: Endp
     async with watching([endpoint], IMPATIENT) as observers:
         await until(lambda: counts(observers, endpoint).scrape_failures.get("timeout", 0) >= QUICK.failures_to_eject)
     assert endpoint.health.ejections == 0
-    assert endpoint.reported.stale
+    assert endpoint.report.stale
 
 
 @pytest.mark.parametrize(
@@ -105,8 +118,8 @@ async def test_metrics_that_cannot_be_used_are_counted_and_change_nothing(
     async with watching([endpoint]) as observers:
         await until(lambda: counts(observers, endpoint).scrape_failures.get(reason, 0) >= 4)
         assert counts(observers, endpoint).faults == 0
-    assert endpoint.healthy
-    assert endpoint.reported.running_requests is None
+    assert endpoint.health.healthy
+    assert endpoint.report.running_requests is None
 
 
 async def test_a_redirect_is_not_followed(engine: FakeEngine, endpoint: Endpoint) -> None:
@@ -120,18 +133,18 @@ async def test_a_report_becomes_stale_when_metrics_stop_and_fresh_when_they_are_
     engine: FakeEngine, endpoint: Endpoint
 ) -> None:
     async with watching([endpoint]):
-        await until(lambda: not endpoint.reported.stale)
+        await until(lambda: not endpoint.report.stale)
         engine.metrics_status = 500
-        await until(lambda: endpoint.reported.stale)
-        assert endpoint.reported.running_requests == 0  # what was seen last is kept, as what it is
+        await until(lambda: endpoint.report.stale)
+        assert endpoint.report.running_requests == 0  # what was seen last is kept, as what it is
         engine.metrics_status, engine.metrics = 200, b"vllm:num_requests_running 1\n"
-        await until(lambda: endpoint.reported.running_requests == 1 and not endpoint.reported.stale)
+        await until(lambda: endpoint.report.running_requests == 1 and not endpoint.report.stale)
 
 
 async def test_a_page_that_says_work_and_never_moves_becomes_stale(engine: FakeEngine, endpoint: Endpoint) -> None:
     engine.metrics = b"vllm:num_requests_running 1\n"
     async with watching([endpoint]) as observers:
-        await until(lambda: endpoint.reported.running_requests == 1 and endpoint.reported.stale)
+        await until(lambda: endpoint.report.running_requests == 1 and endpoint.report.stale)
         assert counts(observers, endpoint).scrape_failures == {}
 
 
@@ -140,7 +153,7 @@ async def test_a_new_start_time_is_a_restart_and_the_engine_is_asked_again_what_
 ) -> None:
     engine.metrics = b"vllm:num_requests_running 0\nprocess_start_time_seconds 100\n"
     async with watching([endpoint]) as observers:
-        await until(lambda: endpoint.identity.version and endpoint.reported.process_start_s == 100)
+        await until(lambda: endpoint.identity.version and endpoint.report.process_start_s == 100)
         engine.version = b'{"version":"0.33.0"}'
         engine.metrics = engine.metrics.replace(b"100", b"200")
         await until(lambda: endpoint.generation == 1 and endpoint.identity.version == "0.33.0")
@@ -150,16 +163,68 @@ async def test_a_new_start_time_is_a_restart_and_the_engine_is_asked_again_what_
 async def test_a_counter_that_falls_is_a_restart(engine: FakeEngine, endpoint: Endpoint) -> None:
     engine.metrics = b"sglang:prompt_tokens_total 500\n"
     async with watching([endpoint]):
-        await until(lambda: endpoint.reported.prompt_tokens == 500)
+        await until(lambda: endpoint.report.prompt_tokens == 500)
         engine.metrics = b"sglang:prompt_tokens_total 3\n"
         await until(lambda: endpoint.generation == 1)
 
 
+async def test_a_restart_of_an_engine_that_tells_no_start_time_counts_once(
+    engine: FakeEngine, endpoint: Endpoint
+) -> None:
+    engine.metrics = b"sglang:prompt_tokens_total 500\n"
+    async with watching([endpoint]) as observers:
+        await until(lambda: endpoint.report.prompt_tokens == 500)
+        await engine.stop()
+        await until(lambda: not endpoint.health.healthy)
+        engine.metrics = b"sglang:prompt_tokens_total 0\n"
+        await engine.start()
+        await until(lambda: endpoint.health.healthy and endpoint.report.prompt_tokens == 0)
+        scrapes = counts(observers, endpoint).scrapes
+        await until(lambda: counts(observers, endpoint).scrapes > scrapes + 5)
+        assert (endpoint.generation, counts(observers, endpoint).restarts) == (1, 1)
+
+
+async def test_counters_that_went_on_show_that_an_engine_was_only_busy(engine: FakeEngine, endpoint: Endpoint) -> None:
+    engine.metrics = b"sglang:prompt_tokens_total 500\n"
+    async with watching([endpoint], IMPATIENT):
+        await until(lambda: endpoint.report.prompt_tokens == 500)
+        engine.hanging.add("/health")
+        await until(lambda: not endpoint.health.healthy)
+        engine.metrics = b"sglang:prompt_tokens_total 900\n"
+        engine.hanging.clear()
+        await until(lambda: endpoint.health.healthy and endpoint.report.prompt_tokens == 900)
+    assert endpoint.generation == 0
+
+
+async def test_an_engine_without_metrics_that_was_gone_has_restarted_once(
+    engine: FakeEngine, endpoint: Endpoint
+) -> None:
+    engine.metrics_status = 404
+    async with watching([endpoint]) as observers:
+        await until(lambda: endpoint.identity.version)
+        await engine.stop()
+        await until(lambda: not endpoint.health.healthy)
+        await engine.start()
+        await until(lambda: endpoint.generation == 1)
+        scrapes = counts(observers, endpoint).scrapes
+        await until(lambda: counts(observers, endpoint).scrapes > scrapes + 5)
+        assert counts(observers, endpoint).restarts == 1
+
+
+async def test_an_engine_that_comes_up_after_us_has_not_restarted(engine: FakeEngine, endpoint: Endpoint) -> None:
+    await engine.stop()
+    async with watching([endpoint]):
+        await until(lambda: not endpoint.health.healthy)
+        await engine.start()
+        await until(lambda: endpoint.identity.version and not endpoint.report.stale)
+    assert endpoint.generation == 0
+
+
 async def test_down_and_up_is_a_restart_when_nothing_says_otherwise(engine: FakeEngine, endpoint: Endpoint) -> None:
     async with watching([endpoint]):
-        await until(lambda: not endpoint.reported.stale)
+        await until(lambda: not endpoint.report.stale)
         await engine.stop()
-        await until(lambda: not endpoint.healthy)
+        await until(lambda: not endpoint.health.healthy)
         await engine.start()
         await until(lambda: endpoint.generation == 1)
 
@@ -167,12 +232,12 @@ async def test_down_and_up_is_a_restart_when_nothing_says_otherwise(engine: Fake
 async def test_down_and_up_with_the_same_start_time_was_the_network(engine: FakeEngine, endpoint: Endpoint) -> None:
     engine.metrics = b"vllm:num_requests_running 0\nprocess_start_time_seconds 100\n"
     async with watching([endpoint]):
-        await until(lambda: endpoint.reported.process_start_s == 100)
+        await until(lambda: endpoint.report.process_start_s == 100)
         await engine.stop()
-        await until(lambda: not endpoint.healthy)
+        await until(lambda: not endpoint.health.healthy)
         engine.metrics = engine.metrics.replace(b"running 0", b"running 5")
         await engine.start()
-        await until(lambda: endpoint.healthy and endpoint.reported.running_requests == 5)
+        await until(lambda: endpoint.health.healthy and endpoint.report.running_requests == 5)
     assert endpoint.generation == 0
 
 
@@ -186,9 +251,9 @@ async def test_an_engine_that_fails_its_requests_is_out_for_its_cool_down_though
             endpoint.request_failed(now_s)
         probes = counts(observers, endpoint).probes
         await until(lambda: counts(observers, endpoint).probes >= probes + 5)
-        assert not endpoint.healthy
+        assert not endpoint.health.healthy
         now_s += FIRST_COOL_DOWN_S
-        await until(lambda: endpoint.healthy)
+        await until(lambda: endpoint.health.healthy)
     assert endpoint.generation == 0
 
 
@@ -201,43 +266,103 @@ async def test_an_exception_of_ours_is_counted_and_does_not_end_the_watch(
     monkeypatch.setattr("fairlead.engines.watch.read_metrics", broken)
     async with watching([endpoint]) as observers:
         await until(lambda: counts(observers, endpoint).faults >= 3)
-        assert endpoint.healthy
+        assert endpoint.health.healthy
         monkeypatch.undo()
-        await until(lambda: not endpoint.reported.stale)
+        await until(lambda: not endpoint.report.stale)
 
 
-async def test_the_first_round_trip_counts_in_full_and_later_ones_by_their_weight(
-    engine: FakeEngine, endpoint: Endpoint
+def measured(monkeypatch: pytest.MonkeyPatch, *rtts_ms: float) -> list[float]:
+    """Round trips as if measured, in order; the last one stays. Those that are left are in what is returned."""
+    left = list(rtts_ms)
+
+    async def connect_ms(_address: str, _timeout_s: float) -> float:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    monkeypatch.setattr("fairlead.engines.watch.connect_ms", connect_ms)
+    return left
+
+
+async def test_one_slow_round_trip_at_the_start_does_not_count(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    endpoint.rtt_ms = 5000.0  # of an earlier watch
-    async with watching([endpoint], QUICK.model_copy(update={"rtt_alpha": 0.01})):
-        await until(lambda: endpoint.rtt_ms < 1000)
-        endpoint.rtt_ms, asked = 5000.0, engine.asked["/version"]
-        await until(lambda: engine.asked["/version"] >= asked + 8)
-        measured_at_most = (engine.asked["/version"] - asked) / 2 + 1
-        assert 5000 * 0.99**measured_at_most <= endpoint.rtt_ms < 5000 * 0.99 + 1000 * 0.01
+    measured(monkeypatch, 4.8, 0.2, 0.3)
+    async with watching([endpoint], QUICK.model_copy(update={"rtt_interval_ms": 60_000})):
+        await until(lambda: endpoint.rtt_ms)
+    assert endpoint.rtt_ms == pytest.approx(0.2)
+    assert endpoint.rtt_spread_ms == pytest.approx(0.1)
 
 
-async def test_the_time_that_an_engine_takes_for_its_work_is_not_round_trip(
-    engine: FakeEngine, endpoint: Endpoint
+async def test_a_slow_round_trip_among_the_last_few_does_not_count(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.delays_s = {"/metrics": 0.5, "/health": 0.5}  # as SGLang's, which generates a token for it
+    left = measured(monkeypatch, *[2.0] * 5, 90.0, 2.0, 90.0, 80.0, 2.0)
     async with watching([endpoint]):
-        await until(lambda: endpoint.rtt_ms > 0 and not endpoint.reported.stale)
-        assert endpoint.rtt_ms < 500
-    assert endpoint.healthy
+        await until(lambda: len(left) == 1)
+    assert endpoint.rtt_ms == pytest.approx(2.0)
 
 
-async def test_a_failed_probe_leaves_the_round_trip_as_it_was(engine: FakeEngine, endpoint: Endpoint) -> None:
-    async with watching([endpoint], IMPATIENT):
+async def test_a_way_that_has_become_longer_is_believed_and_by_its_weight(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = measured(monkeypatch, *[2.0] * 5, *[10.0] * 6, 10.0)
+    async with watching([endpoint], QUICK.model_copy(update={"rtt_alpha": 0.5})):
+        await until(lambda: len(left) == 1)
+        assert 2.0 < endpoint.rtt_ms < 10.0
+        await until(lambda: endpoint.rtt_ms > 9.9)
+
+
+async def test_an_engine_that_is_too_busy_to_answer_has_the_round_trip_of_its_network() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody_answers:
+        endpoint = make_endpoint(f"127.0.0.1:{nobody_answers.getsockname()[1]}", "m")
+        async with watching([endpoint], QUICK.model_copy(update={"timeout_ms": 10_000})):
+            await until(lambda: endpoint.rtt_ms)
+    assert 0 < endpoint.rtt_ms < 2.0
+    assert 0 <= endpoint.rtt_spread_ms <= endpoint.rtt_ms
+
+
+async def test_our_own_event_loop_adds_nothing_to_the_round_trip(engine: FakeEngine) -> None:
+    async def hog() -> None:
+        while True:
+            time.sleep(0.02)  # noqa: ASYNC251  # as a long body does
+            await asyncio.sleep(0)
+
+    hogging = asyncio.create_task(hog())
+    try:
+        assert await connect_ms(engine.address, 10.0) < 5.0
+    finally:
+        hogging.cancel()
+
+
+async def test_nobody_at_the_port_leaves_the_round_trip_as_it_was(engine: FakeEngine, endpoint: Endpoint) -> None:
+    async with watching([endpoint]) as observers:
         await until(lambda: endpoint.rtt_ms > 0)
-        engine.hanging.add("/version")
-        asked = engine.asked["/version"]
-        await until(lambda: engine.asked["/version"] >= asked + 1)
-        settled = endpoint.rtt_ms
-        asked = engine.asked["/version"]
-        await until(lambda: engine.asked["/version"] >= asked + 2)
+        await engine.stop()
+        await until(lambda: not endpoint.health.healthy)
+        settled, probes = endpoint.rtt_ms, counts(observers, endpoint).probes
+        await until(lambda: counts(observers, endpoint).probes > probes + 5)
         assert endpoint.rtt_ms == settled
+
+
+async def test_lone_unrelated_prompts_spread_over_engines_of_which_some_are_slow_to_answer_probes() -> None:
+    engines = [FakeEngine(delays_s={"/version": delay_s, "/health": delay_s}) for delay_s in (0, 0.005, 0, 0.02)]
+    for one in engines:
+        await one.start()
+    try:
+        endpoints = [make_endpoint(one.address, "m") for one in engines]
+        async with watching(endpoints):
+            await until(lambda: all(endpoint.rtt_ms for endpoint in endpoints))
+        router = Router(Pool(endpoints, {}), build_policy("fairlead", {}), fallbacks=0, rng=Random(0))
+        chosen: Counter[str] = Counter()
+        for number in range(30):
+            request = RequestFacts(model="m", tokens=500 + number, max_output_tokens=None, language="en", bucket=0)
+            in_flight = router.admit(request)
+            assert isinstance(in_flight, InFlight)
+            chosen[in_flight.decision.addresses[0]] += 1
+            in_flight.withdraw(0.0)
+        assert min(chosen[endpoint.address] for endpoint in endpoints) >= 7
+    finally:
+        for one in engines:
+            await one.stop()
 
 
 async def test_connections_are_kept(engine: FakeEngine, endpoint: Endpoint) -> None:
@@ -264,17 +389,53 @@ async def test_a_list_of_models_that_cannot_be_used_leaves_the_context_unknown(
         await until(lambda: endpoint.identity.version)
         assert counts(observers, endpoint).faults == 0
     assert endpoint.max_model_len is None
-    assert endpoint.healthy
+    assert endpoint.health.healthy
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
-async def test_a_simulated_engine_that_dies_and_starts_again(kind: EngineKind) -> None:
+async def test_a_simulated_engine_that_dies_and_starts_again(kind: str) -> None:
     async with running_engine(EngineOptions(model="m", kind=kind)) as first:
-        endpoint = Endpoint(first.address, "m")
+        endpoint = make_endpoint(first.address, "m")
         port = int(first.address.rpartition(":")[2])
         async with watching([endpoint]):
-            await until(lambda: endpoint.reported.kv_capacity_tokens and endpoint.identity.models == ("m",))
+            await until(lambda: endpoint.report.kv_capacity_tokens and endpoint.identity.models == ("m",))
             await first.stop()
-            await until(lambda: not endpoint.healthy)
+            await until(lambda: not endpoint.health.healthy)
             async with running_engine(EngineOptions(model="m", kind=kind, port=port)):
-                await until(lambda: endpoint.healthy and endpoint.generation == 1 and not endpoint.reported.stale)
+                await until(lambda: endpoint.health.healthy and endpoint.generation == 1 and not endpoint.report.stale)
+
+
+SGLANG = EngineOptions(model="m", kind="sglang")
+
+
+async def test_a_real_version_and_an_adapter_as_requests_name_it_are_read_of_an_sglang() -> None:
+    async with running_engine(replace(SGLANG, adapters=("sql",), info={"max_queued_requests": 8})) as engine:
+        endpoint = make_endpoint(engine.address, "m", engine="sglang")
+        async with watching([endpoint]):
+            await until(lambda: endpoint.identity.version)
+    identity = endpoint.identity
+    assert (identity.version, identity.models, identity.max_queued_requests) == ("0.5.23", ("m", "m:sql"), 8)
+    assert endpoint.health.healthy
+
+
+async def test_an_sglang_whose_health_takes_as_long_as_its_steps_stays_in_the_pool() -> None:
+    async with running_engine(SGLANG) as engine:  # its /health takes a second
+        endpoint = make_endpoint(engine.address, "m", engine="sglang")
+        async with watching([endpoint], IMPATIENT) as observers:
+            await until(lambda: counts(observers, endpoint).probes > 5)
+            assert counts(observers, endpoint).probe_failures == {}
+    assert endpoint.health.ejections == 0
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+async def test_a_server_that_does_one_half_of_a_request_is_left_out(mode: str) -> None:
+    async with running_engine(replace(SGLANG, info={"disaggregation_mode": mode})) as engine:
+        endpoint = make_endpoint(engine.address, "m", engine="sglang")
+        async with watching([endpoint]):
+            await until(lambda: endpoint.identity.version)
+    assert (endpoint.health.answers, endpoint.health.withheld, endpoint.health.healthy) == (
+        True,
+        frozenset({HALF}),
+        False,
+    )
+    assert Pool([endpoint], {}).available("m") == []

@@ -9,16 +9,28 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
+import msgspec
 from aiohttp import web
 
 from fairlead.config import Observe
-from fairlead.core.pool import Endpoint
+from fairlead.core.endpoint import Endpoint
+from fairlead.engines.kv_transfer import Deadlines
 from fairlead.engines.observer import Observers
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0  # ends a test that would hang; what a test waits for comes in milliseconds
 QUICK = Observe(interval_ms=20, health_interval_ms=30, rtt_interval_ms=20, failures_to_eject=3, stale_ms=150)
 IMPATIENT = QUICK.model_copy(update={"timeout_ms": 400})  # for engines that hang
+
+# Of a copy of KV: a leg that is to succeed has longer than any test takes, and one that is to run out does so soon.
+PATIENT = Deadlines(discover_s=60.0, tokenize_s=60.0, export_s=60.0, import_s=60.0, confirm_s=60.0)
+_SOON_S = 0.3
+
+
+def soon(leg: Literal["export", "import", "confirm"]) -> Deadlines:
+    """Only this leg's time runs out soon."""
+    return msgspec.structs.replace(PATIENT, **{f"{leg}_s": _SOON_S})
 
 
 @dataclass

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from fairlead.core.feedback import Outcome
-from fairlead.core.router import Decision
+from fairlead.core.endpoint import Endpoint
+from fairlead.core.policy import Decision, Outcome
+from fairlead.core.reported import EngineIdentity, EngineReport
 from fairlead.extproc.pb import ext_proc_pb2 as pb
 from tests.extproc.world import (
     Conversation,
     chat,
     header_map,
-    make_shared,
+    make_services,
     request_body,
     request_headers,
     response_body,
@@ -28,7 +29,7 @@ class Heard:
 
     outcomes: list[tuple[Decision, Outcome]] = field(default_factory=list)
 
-    def heard(self, decision: Decision, outcome: Outcome, decided: int, now_s: float) -> None:  # noqa: ARG002
+    def observe(self, decision: Decision, outcome: Outcome, decided: int, now_s: float) -> None:  # noqa: ARG002
         self.outcomes.append((decision, outcome))
 
 
@@ -42,9 +43,9 @@ class Clock:
 
 def conversation(messages_per_second: float = 0.0) -> tuple[Conversation, Heard, Clock]:
     clock, heard = Clock(), Heard()
-    shared = replace(make_shared(messages_per_second=messages_per_second), clock_s=clock)
-    shared.router.use(shared.router.policy, heard)
-    return Conversation(shared), heard, clock
+    services = replace(make_services(messages_per_second=messages_per_second), clock_s=clock)
+    services.router.use(services.router.policy, heard)
+    return Conversation(services), heard, clock
 
 
 def event_stream() -> pb.ProcessingRequest:
@@ -86,3 +87,58 @@ def test_a_request_that_is_not_read_is_heard_of_too() -> None:
     talk, heard, _ = conversation()
     talk.say(request_headers("GET", "/some/page", end=True), response_headers(404, end=True))
     assert [(decision.why, outcome.code) for decision, outcome in heard.outcomes] == [("fallback", 404)]
+
+
+REFUSAL = b'data: {"error": {"message": "The request queue is full.", "code": 503}}\n\ndata: [DONE]\n\n'
+
+
+def chosen(talk: Conversation, heard: Heard) -> Endpoint:
+    talk.say(request_headers(), request_body(chat()))
+    decision = talk.stream.in_flight
+    assert decision is not None
+    del heard.outcomes[:]
+    return talk.endpoints[decision.address]
+
+
+def test_a_stream_that_is_a_refusal_is_seen_where_the_engines_queue_may_be_full_and_counts_as_503() -> None:
+    talk, heard, _ = conversation()
+    endpoint = chosen(talk, heard)
+    endpoint.identified(EngineIdentity(max_queued_requests=1))
+    endpoint.report = EngineReport(waiting_requests=1, stale=False)
+    (reply,) = talk.say(event_stream())
+    assert reply.mode_override.response_body_mode == pb.STREAMED
+    talk.say(response_body(REFUSAL, end=True))
+    assert [outcome.code for _, outcome in heard.outcomes] == [503]
+    assert not endpoint.health.doubtful
+
+
+def test_a_stream_of_an_engine_with_room_in_its_queue_is_not_looked_at() -> None:
+    talk, heard, _ = conversation()
+    endpoint = chosen(talk, heard)
+    endpoint.identified(EngineIdentity(max_queued_requests=8))
+    endpoint.report = EngineReport(waiting_requests=0, stale=False)
+    (reply,) = talk.say(event_stream())
+    assert not reply.HasField("mode_override")
+
+
+def test_a_refusal_in_an_observed_stream_teaches_nothing_of_the_engines_speed() -> None:
+    talk, heard, _ = conversation(messages_per_second=100.0)
+    endpoint = chosen(talk, heard)
+    talk.say(event_stream(), response_body(REFUSAL), response_body(b"", end=True))
+    assert [outcome for _, outcome in heard.outcomes] == [Outcome(503, 0.0)]
+    assert endpoint.speed == Endpoint(endpoint.spec).speed
+
+
+def test_observed_answers_show_how_far_expected_first_tokens_can_be_believed() -> None:
+    first, _, clock = conversation(messages_per_second=1000.0)
+    for _ in range(10):
+        talk = Conversation(first.services)
+        talk.say(request_headers(), request_body(chat("large")), event_stream())
+        clock.now_s += 0.25
+        talk.say(response_body(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'))
+        clock.now_s += 1.0
+        talk.say(response_body(b"data: [DONE]\n\n", end=True))
+    calibration = first.services.calibration
+    calibration.settle()
+    tenths = calibration.tenths()["large", "first_token"]
+    assert {round(tenth.seen_p50_ms) for tenth in tenths} == {250}

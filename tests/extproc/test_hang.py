@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fairlead.core.health import REQUEST_FAILURES_TO_EJECT, SILENCE_S
-from fairlead.extproc.pick import Shared
-from tests.extproc.world import Conversation, chat, make_shared, request_body, request_headers, response_headers
+from fairlead.extproc.services import Services
+from tests.extproc.world import Conversation, chat, make_services, request_body, request_headers, response_headers
 
 ONLY = "10.0.0.3:1"  # of the model that is asked for
 
@@ -19,43 +19,43 @@ class Clock:
         return self.now_s
 
 
-def world() -> tuple[Shared, Clock]:
+def world() -> tuple[Services, Clock]:
     clock = Clock()
-    return replace(make_shared(), clock_s=clock), clock
+    return replace(make_services(), clock_s=clock), clock
 
 
-def sent(shared: Shared) -> Conversation:
-    talk = Conversation(shared)
+def sent(services: Services) -> Conversation:
+    talk = Conversation(services)
     talk.say(request_headers(), request_body(chat("large")))
     return talk
 
 
 def test_requests_given_up_after_long_silence_eject_the_engine() -> None:
-    shared, clock = world()
-    talks = [sent(shared) for _ in range(REQUEST_FAILURES_TO_EJECT)]
+    services, clock = world()
+    talks = [sent(services) for _ in range(REQUEST_FAILURES_TO_EJECT)]
     clock.now_s = SILENCE_S
     for talk in talks:
-        assert talk.endpoints[ONLY].healthy
+        assert talk.endpoints[ONLY].health.healthy
         talk.stream.close()
-    assert not shared.router.pool.by_address[ONLY].healthy
+    assert not services.router.pool.by_address[ONLY].health.healthy
 
 
 def test_clients_that_leave_early_say_nothing_of_the_engine() -> None:
-    shared, clock = world()
+    services, clock = world()
     for _ in range(3 * REQUEST_FAILURES_TO_EJECT):
-        talk = sent(shared)
+        talk = sent(services)
         clock.now_s += SILENCE_S - 0.1
         talk.stream.close()
-    assert shared.router.pool.by_address[ONLY].healthy
+    assert services.router.pool.by_address[ONLY].health.healthy
 
 
 def test_an_engine_that_answered_somebody_in_the_meantime_does_not_hang() -> None:
-    shared, clock = world()
-    talks = [sent(shared) for _ in range(3 * REQUEST_FAILURES_TO_EJECT)]
-    other = sent(shared)
+    services, clock = world()
+    talks = [sent(services) for _ in range(3 * REQUEST_FAILURES_TO_EJECT)]
+    other = sent(services)
     clock.now_s = SILENCE_S / 2
     other.say(response_headers(status=404))  # an answer, though no success
     clock.now_s = SILENCE_S
     for talk in talks:
         talk.stream.close()
-    assert shared.router.pool.by_address[ONLY].healthy
+    assert services.router.pool.by_address[ONLY].health.healthy

@@ -12,10 +12,11 @@ from fairlead.context.reuse import ContextReuse
 from fairlead.extproc.pb import ext_proc_pb2 as pb
 from fairlead.extproc.reuse import RequestReuse, ReuseRule
 from tests.context.world import ANSWER, Message, ask, chat, order_of, texts
+from tests.core.world import carries
 from tests.extproc.world import (
     Conversation,
     destination,
-    make_shared,
+    make_services,
     request_body,
     request_headers,
     response_headers,
@@ -33,13 +34,13 @@ class Sidecar:
         self.now_s = 0.0
         self.reuse = RequestReuse(ContextReuse(clock_s=lambda: self.now_s))
         self.reuse.use({} if rule is None else {"small": rule, "auto": rule}, None)
-        self.shared = replace(make_shared(), reuse=self.reuse, tenant_header=b"x-tenant")
+        self.services = replace(make_services(), reuse=self.reuse, tenant_header=b"x-tenant")
 
     def send(
         self, *messages: Message, model: str = "small", path: str = "/v1/chat/completions", **headers: str
     ) -> Sent:
         body = chat(*messages).replace(b'"model": "m"', b'"model": "%s"' % model.encode())
-        conversation = Conversation(self.shared)
+        conversation = Conversation(self.services)
         extra = {name.replace("_", "-"): value for name, value in headers.items()}
         conversation.say(request_headers(path=path, extra=extra))
         (reply,) = conversation.say(request_body(body))
@@ -91,16 +92,16 @@ def test_routing_sees_what_the_engine_sees() -> None:
     sidecar = Sidecar()
     sidecar.send(ask([2, 1, *LONG]))
     sidecar.send(ask([*LONG, 1, 2]))
-    sidecar.shared.recorder.settle()
-    decisions = sidecar.shared.recorder.decisions
+    sidecar.services.recorder.settle()
+    decisions = sidecar.services.recorder.decisions
     assert decisions[-1].cached_tokens > 0.8 * decisions[-1].tokens
 
 
 def test_an_order_that_no_endpoint_holds_any_more_is_not_followed_and_is_forgotten() -> None:
     sidecar = Sidecar()
     sidecar.send(ask([2, 1, *LONG]))
-    for address in sidecar.shared.router.pool.by_address:
-        sidecar.shared.router.index.forget(address)  # a restart, or KV events that say so
+    for address in sidecar.services.router.pool.by_address:
+        sidecar.services.router.index.forget(address)  # a restart, or KV events that say so
     before = len(sidecar.reuse.reuse.index)
     assert not sidecar.send(ask([*LONG, 1, 2])).changed
     assert len(sidecar.reuse.reuse.index) == before  # one order went, another came
@@ -110,16 +111,16 @@ def test_an_order_that_no_endpoint_holds_any_more_is_not_followed_and_is_forgott
 def test_the_order_is_that_of_the_endpoint_that_is_chosen(busy: int) -> None:
     """Two endpoints hold the same documents in two orders; the load decides, and the order goes with it."""
     sidecar = Sidecar()
-    endpoints = [e for e in sidecar.shared.router.pool.endpoints if e.model == "small"]
+    endpoints = [e for e in sidecar.services.router.pool.endpoints if e.model == "small"]
     orders = [2, 1, *LONG], [*LONG, 1, 2]
     for endpoint, order in zip(endpoints, orders, strict=True):
         for each in endpoints:
-            each.healthy = each is endpoint
+            each.health.healthy = each is endpoint
         sent = sidecar.send(ask(order))
         assert (sent.endpoint, sent.changed) == (endpoint.address, False)
-        endpoint.healthy = True
-    endpoints[0].healthy = True
-    endpoints[busy].inflight_requests = endpoints[busy].pending_prefill_tokens = 10**6
+        endpoint.health.healthy = True
+    endpoints[0].health.healthy = True
+    carries(endpoints[busy], inflight_requests=10**6, pending_prefill_tokens=10**6)
     sent = sidecar.send(ask([1, *LONG, 2]))
     assert sent.endpoint == endpoints[1 - busy].address
     assert sent.order == list(map(str, orders[1 - busy]))

@@ -11,18 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlead.core.candidates import Candidate
 from fairlead.core.facts import RequestFacts
-from fairlead.core.pool import Candidate
-from fairlead.core.ranking import Ranking
+from fairlead.core.policy import Ranking
 from fairlead.extproc.pb import ext_proc_pb2 as pb
 from fairlead.policies.registry import Rule
 from tests.extproc.world import (
     LIMIT_BYTES,
     Conversation,
+    as_response,
     chat,
     destination,
     kinds,
-    make_shared,
+    make_services,
     request_body,
     request_headers,
     request_trailers,
@@ -42,9 +43,9 @@ PROTOCOL = {
         [request_headers(), request_body(BODY), response_headers(), response_trailers()],
         ["request_headers", "request_body", "response_headers", "response_trailers"],
     ),
-    "buffered: each part of a body that comes in parts is answered": (
-        [request_headers(), request_body(BODY[:9], end=False), request_body(BODY[9:])],
-        ["request_headers", "request_body", "request_body"],
+    "buffered: every body message is the whole body, as it has no end of stream where trailers follow": (
+        [request_headers(), request_body(BODY, end=False), response_headers(), response_trailers()],
+        ["request_headers", "request_body", "response_headers", "response_trailers"],
     ),
     "buffered: a second end of stream is answered and changes nothing": (
         [request_headers(), request_body(BODY), request_body(b"")],
@@ -71,7 +72,7 @@ PROTOCOL = {
         ["request_headers", "request_body+", "request_trailers"],
     ),
     "duplex: a body that is unread is streamed as it comes": (
-        [request_headers(path="/v1/audio", mode=DUPLEX), request_body(b"a", end=False), request_body(b"b")],
+        [request_headers("PUT", "/v1/files", mode=DUPLEX), request_body(b"a", end=False), request_body(b"b")],
         ["request_headers", "request_body+", "request_body."],
     ),
     "duplex: a response body is streamed as it comes": (
@@ -122,7 +123,7 @@ def test_fallbacks_serve_the_chosen_model_and_no_other() -> None:
 
 
 def test_without_fallbacks_one_address_is_given() -> None:
-    _, picked = Conversation(make_shared(fallbacks=0)).say(request_headers(), request_body(BODY))
+    _, picked = Conversation(make_services(fallbacks=0)).say(request_headers(), request_body(BODY))
     assert destination(picked) in ("10.0.0.1:1", "10.0.0.2:1")
 
 
@@ -209,7 +210,7 @@ def test_a_body_over_the_limit_is_a_413_before_it_is_whole() -> None:
 
 def test_no_healthy_endpoint_is_a_503() -> None:
     conversation = Conversation()
-    conversation.endpoints["10.0.0.3:1"].healthy = False
+    conversation.endpoints["10.0.0.3:1"].health.healthy = False
     replies = conversation.say(request_headers(), request_body(chat("large")))
     assert replies[-1].immediate_response.status.code == 503
 
@@ -240,7 +241,7 @@ def test_a_bad_body_is_refused_in_openais_envelope(body: bytes, status: int, par
     error = json.loads(answer.body)["error"]
     assert (answer.status.code, error["param"]) == (status, param)
     assert set(error) == {"message", "type", "param", "code"}
-    assert all(endpoint.inflight_requests == 0 for endpoint in conversation.endpoints.values())
+    assert all(endpoint.load.inflight_requests == 0 for endpoint in conversation.endpoints.values())
 
 
 def test_the_answer_names_model_endpoint_and_decision_and_returns_the_request_id() -> None:
@@ -271,7 +272,10 @@ def test_the_answer_names_the_endpoint_that_really_served_and_the_load_moves_the
     (reply,) = conversation.say(response_headers(served=second))
     assert set_headers(reply)["x-fairlead-endpoint"] == second
     assert set_headers(reply)["x-fairlead-decision"] == "fallback"
-    assert (conversation.endpoints[first].inflight_requests, conversation.endpoints[second].inflight_requests) == (0, 1)
+    assert (
+        conversation.endpoints[first].load.inflight_requests,
+        conversation.endpoints[second].load.inflight_requests,
+    ) == (0, 1)
 
 
 def test_an_endpoint_that_failed_is_not_taken_to_hold_the_prompt() -> None:
@@ -279,7 +283,7 @@ def test_an_endpoint_that_failed_is_not_taken_to_hold_the_prompt() -> None:
     long = [{"role": "user", "content": "x" * 4096}]
     _, picked = conversation.say(request_headers(), request_body(chat(messages=long)))
     first, second = (destination(picked) or "").split(",")[:2]
-    index = conversation.shared.router.index
+    index = conversation.services.router.index
     assert (index.blocks(first), index.blocks(second)) == (8, 0)
     conversation.say(response_headers(served=second))
     assert (index.blocks(first), index.blocks(second)) == (0, 8)
@@ -289,7 +293,7 @@ def test_an_endpoint_that_failed_is_not_taken_to_hold_the_prompt() -> None:
 def test_the_load_is_given_back_whichever_way_the_request_ends(end: str) -> None:
     conversation = Conversation()
     conversation.say(request_headers(), request_body(BODY))
-    assert sum(e.inflight_requests for e in conversation.endpoints.values()) == 1
+    assert sum(e.load.inflight_requests for e in conversation.endpoints.values()) == 1
     if end == "trailers":
         conversation.say(response_headers(), response_trailers())
     elif end == "headers":
@@ -297,15 +301,15 @@ def test_the_load_is_given_back_whichever_way_the_request_ends(end: str) -> None
     elif end == "body":
         conversation.say(response_headers(), response_body(b"", end=True))
     conversation.stream.close()
-    assert sum(e.inflight_requests for e in conversation.endpoints.values()) == 0
-    assert sum(conversation.shared.recorder.requests.values()) == 1
+    assert sum(e.load.inflight_requests for e in conversation.endpoints.values()) == 0
+    assert sum(conversation.services.recorder.requests.values()) == 1
 
 
 def test_a_client_that_leaves_before_the_answer_is_counted_as_499() -> None:
     conversation = Conversation()
     conversation.say(request_headers(), request_body(chat("large")))
     conversation.stream.close()
-    assert conversation.shared.recorder.requests == {("large", "large", "10.0.0.3:1", 499): 1}
+    assert conversation.services.recorder.requests == {("large", "large", "10.0.0.3:1", 499): 1}
 
 
 def test_models_lists_models_and_routes() -> None:
@@ -325,13 +329,13 @@ class Broken(Rule, frozen=True):
 
 
 def test_a_policy_that_raises_costs_the_request_only_its_advice() -> None:
-    conversation = Conversation(make_shared(Broken()))
+    conversation = Conversation(make_services(Broken()))
     _, picked = conversation.say(request_headers(), request_body(BODY))
     (answered,) = conversation.say(response_headers())
     assert (destination(picked) or "").split(",")[0] in ("10.0.0.1:1", "10.0.0.2:1")
     assert set_headers(answered)["x-fairlead-decision"] == "fallback"
-    assert conversation.shared.router.policy_failures == 1
-    assert "on purpose" in conversation.shared.router.last_policy_failure
+    assert conversation.services.router.policy_failures == 1
+    assert "on purpose" in conversation.services.router.last_policy_failure
 
 
 @pytest.mark.parametrize("mode", [pb.BUFFERED, DUPLEX])
@@ -339,8 +343,8 @@ def test_what_is_passed_on_after_a_fault_of_ours_is_the_body_as_it_came(mode: pb
     conversation = Conversation()
     first, last = request_body(BODY[:5], end=False), request_body(BODY[5:])
     conversation.say(request_headers(mode=mode), first)
-    conversation.stream._body.append(BODY[5:])  # as `on` does before it can fail
-    replies = [pb.ProcessingResponse.FromString(reply) for reply in conversation.stream.pass_on(last)]
+    conversation.stream.body.append(BODY[5:])  # as `on` does before it can fail
+    replies = [as_response(reply) for reply in conversation.stream.give_up(last)]
     if mode == DUPLEX:
         assert kinds(replies) == ["request_headers", "request_body."]
         assert streamed(replies) == BODY
@@ -373,7 +377,7 @@ def test_any_json_object_is_routed_or_refused_and_leaves_no_load(document: dict[
     replies = conversation.say(request_headers(), request_body(msgspec.json.encode(document)))
     assert kinds(replies)[-1] in ("request_body", "immediate_response")
     conversation.stream.close()
-    assert all(endpoint.inflight_requests == 0 for endpoint in conversation.endpoints.values())
+    assert all(endpoint.load.inflight_requests == 0 for endpoint in conversation.endpoints.values())
 
 
 @given(st.binary(max_size=300))

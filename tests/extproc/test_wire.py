@@ -9,8 +9,9 @@ from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as filters
 from envoy_data_plane.envoy.service.ext_proc import v3 as envoy
 
+from fairlead.api import refusals
 from fairlead.extproc import headers as h
-from fairlead.extproc import refusals, replies
+from fairlead.extproc import replies
 from fairlead.extproc.pb import ext_proc_pb2 as pb
 
 HEADERS = core.HeaderMap(headers=[core.HeaderValue(key=":path", raw_value=b"/x"), core.HeaderValue(key="a", value="b")])
@@ -25,15 +26,15 @@ def request(kind: str, content: Any) -> envoy.ProcessingRequest:
     return envoy.ProcessingRequest(**fields)
 
 
-def theirs(reply: bytes) -> Any:
-    return envoy.ProcessingResponse.parse(reply)
+def theirs(reply: replies.Reply) -> Any:
+    return envoy.ProcessingResponse.parse(replies.whole(reply))
 
 
 @pytest.mark.parametrize("kind", ["request_headers", "response_headers"])
 def test_headers_are_read(kind: str) -> None:
     message = ours(request(kind, envoy.HttpHeaders(headers=HEADERS, end_of_stream=True)))
     assert message.WhichOneof("request") == kind
-    assert h.read(getattr(message, kind).headers) == {b":path": b"/x", b"a": b"b"}
+    assert h.read(getattr(message, kind).headers, {b":path", b"a"}) == {b":path": b"/x", b"a": b"b"}
     assert getattr(message, kind).end_of_stream
 
 
@@ -94,5 +95,9 @@ def test_chunks_are_streamed_responses() -> None:
 def test_an_immediate_answer_has_status_headers_and_body() -> None:
     answer = theirs(replies.immediate(refusals.no_endpoint())).immediate_response
     assert (answer.status.code.value, b"no_endpoint" in answer.body) == (503, True)
-    assert {o.header.key for o in answer.headers.set_headers} == {"content-type", "retry-after"}
+    assert {o.header.key for o in answer.headers.set_headers} == {
+        "content-type",
+        "retry-after",
+        "x-llm-d-request-dropped-reason",
+    }
     assert answer.details == "fairlead_no_endpoint"

@@ -3,35 +3,50 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from fairlead.core.budget import MessageBudget
-from fairlead.core.pool import Endpoint, Pool
-from fairlead.core.ranking import Policy
+from fairlead.config import parse
+from fairlead.core.budget import ObservationBudget
+from fairlead.core.endpoint import Endpoint
+from fairlead.core.policy import Policy
+from fairlead.core.pool import Pool
 from fairlead.core.router import Router
 from fairlead.extproc.pb import ext_proc_pb2 as pb
-from fairlead.extproc.pick import Shared
+from fairlead.extproc.replies import Reply, whole
+from fairlead.extproc.services import Services
 from fairlead.extproc.stream import Stream
 from fairlead.policies import build_policy
-from fairlead.telemetry.recorder import Recorder
+from fairlead.serving.build import build
+from tests.core.world import make_endpoint
 
 LIMIT_BYTES = 1 << 20
+CONFIG = parse("pool: {endpoints: [{address: '10.0.0.1:1', model: small}]}\nsessions: {headers: [x-session-id]}\n")
 
 
 def chat(model: str = "small", **more: Any) -> bytes:
     return json.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}], **more}).encode()
 
 
-def make_shared(policy: Policy | None = None, *, fallbacks: int = 2, messages_per_second: float = 0.0) -> Shared:
+def make_services(policy: Policy | None = None, *, fallbacks: int = 2, messages_per_second: float = 0.0) -> Services:
     """Two endpoints of `small`, one of `large`, and a route `auto` to both."""
-    endpoints = [Endpoint("10.0.0.1:1", "small"), Endpoint("10.0.0.2:1", "small"), Endpoint("10.0.0.3:1", "large")]
+    endpoints = [
+        make_endpoint("10.0.0.1:1", "small"),
+        make_endpoint("10.0.0.2:1", "small"),
+        make_endpoint("10.0.0.3:1", "large"),
+    ]
     pool = Pool(endpoints, {"auto": ["small", "large"]})
     router = Router(pool, policy or build_policy("fairlead", {}), fallbacks=fallbacks, rng=Random(0))
-    budget = MessageBudget(messages_per_second)
-    return Shared(router, Recorder(), (b"x-session-id",), LIMIT_BYTES, lambda: 0.0, budget=budget)
+    return services_around(router, budget=ObservationBudget(messages_per_second, 10 * messages_per_second))
+
+
+def services_around(router: Router, clock_s: Callable[[], float] = lambda: 0.0, **parts: Any) -> Services:
+    """What else the request path and the admin pages need, with every feature off; `parts` replace some."""
+    services = replace(build(CONFIG, Path()), router=router, clock_s=clock_s, max_body_bytes=LIMIT_BYTES, reader=None)
+    return replace(services, **parts)
 
 
 def request_headers(
@@ -104,21 +119,25 @@ def response_trailers() -> pb.ProcessingRequest:
 class Conversation:
     """One request's stream, and every reply so far."""
 
-    shared: Shared = field(default_factory=make_shared)
+    services: Services = field(default_factory=make_services)
     replies: list[pb.ProcessingResponse] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.stream = Stream(self.shared)
+        self.stream = Stream(self.services)
 
     def say(self, *messages: pb.ProcessingRequest) -> list[pb.ProcessingResponse]:
         """Replies to these messages."""
-        new = [pb.ProcessingResponse.FromString(reply) for message in messages for reply in self.stream.on(message)]
+        new = [as_response(reply) for message in messages for reply in self.stream.on(message)]
         self.replies += new
         return new
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
-        return self.shared.router.pool.by_address
+        return self.services.router.pool.by_address
+
+
+def as_response(reply: Reply) -> pb.ProcessingResponse:
+    return pb.ProcessingResponse.FromString(whole(reply))
 
 
 def kinds(replies: Sequence[pb.ProcessingResponse]) -> list[str]:

@@ -12,8 +12,10 @@ import aiohttp
 import pytest
 
 from fairlead.config import Config
+from fairlead.extproc.server import ServerName
 from fairlead.gateway import EnvoyProcess, Mode, bootstrap
-from tests.gateway.world import Engine, Processor, free_ports
+from fairlead.processes import free_ports
+from tests.gateway.world import WITHIN_S, Engine, Processor
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,23 @@ async def engine() -> AsyncIterator[StartEngine]:
         yield start
 
 
+@pytest.fixture(params=["native", "grpcio"])
+def edge(request: pytest.FixtureRequest) -> ServerName:
+    """The code that serves gRPC: a test of a processor runs on both."""
+    name: ServerName = request.param
+    return name
+
+
 @pytest.fixture
-async def processor() -> AsyncIterator[StartProcessor]:
+async def processor(edge: ServerName) -> AsyncIterator[StartProcessor]:
     """Starts a processor that sends requests to the given addresses; gives it and its own address."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(*destinations: str, address: str | None = None, hangs: bool = False) -> tuple[Processor, str]:
-            started, where = Processor(destinations, hangs=hangs), address or f"127.0.0.1:{free_ports(1)[0]}"
+        async def start(
+            *destinations: str, address: str | None = None, hangs: bool = False, reads: bool = True
+        ) -> tuple[Processor, str]:
+            started = Processor(destinations, hangs=hangs, reads=reads, edge=edge)
+            where = address or f"127.0.0.1:{free_ports(1)[0]}"
             await started.start(where)
             stack.push_async_callback(started.stop)
             return started, where
@@ -74,12 +86,25 @@ async def processor() -> AsyncIterator[StartProcessor]:
         yield start
 
 
-@pytest.fixture
-def dead_address() -> Iterator[str]:
-    """Bound by nobody who listens: connections are refused for as long as the test runs."""
+@contextlib.contextmanager
+def _held_port() -> Iterator[str]:
+    """Bound, and nobody listens: connections are refused for as long as it is held."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+@pytest.fixture
+def dead_address() -> Iterator[str]:
+    """Of a sidecar that is down."""
+    with _held_port() as address:
+        yield address
+
+
+@pytest.fixture
+def dead_engine() -> Iterator[str]:
+    with _held_port() as address:
+        yield address
 
 
 @pytest.fixture
@@ -92,15 +117,22 @@ async def envoy(dead_address: str) -> AsyncIterator[StartEnvoy]:
             config = Config.model_validate(
                 {
                     "listen": {"grpc": sidecar},
-                    "gateway": {"listen": f"127.0.0.1:{listen_port}", **gateway},
+                    "gateway": {"listen": f"127.0.0.1:{listen_port}", "endpoints": "static", **gateway},
                     "pool": {"endpoints": [{"address": address, "model": "m"} for address in engines]},
                 }
             )
             tree = bootstrap(config, admin_address=f"127.0.0.1:{admin_port}", mode=mode)
-            process = await stack.enter_async_context(EnvoyProcess(tree))
+            process = await stack.enter_async_context(EnvoyProcess(tree, ready_within_s=WITHIN_S))
             client = await stack.enter_async_context(
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20), auto_decompress=False)
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WITHIN_S), auto_decompress=False)
             )
             return Gateway(process, f"http://127.0.0.1:{listen_port}", client)
 
         yield start
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    timeout = aiohttp.ClientTimeout(total=20)
+    async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
+        yield session

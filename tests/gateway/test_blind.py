@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.gateway.conftest import StartEngine, StartEnvoy
+from tests.gateway.world import body_of
 
 CLIENTS_OWN = {
     "x-session-id": "s",
@@ -131,11 +132,9 @@ async def test_the_path_and_query_pass_with_escapes_and_only_a_doubled_slash_is_
     assert first.received[0].path == "/v1/models/org%2Fname?q=a//b"
 
 
-async def test_a_dead_engine_costs_the_client_nothing(
-    engine: StartEngine, envoy: StartEnvoy, dead_address: str
-) -> None:
+async def test_a_dead_engine_costs_the_client_nothing(engine: StartEngine, envoy: StartEnvoy, dead_engine: str) -> None:
     alive = await engine("alive")
-    gateway = await envoy(dead_address, alive.address)
+    gateway = await envoy(dead_engine, alive.address)
 
     assert [(await gateway.post()).status for _ in range(20)] == [200] * 20
 
@@ -173,8 +172,8 @@ async def test_an_engines_own_error_passes_unchanged(engine: StartEngine, envoy:
     assert (answer.status, answer.body) == (503, b"a message of the engine")
 
 
-async def test_when_no_engine_is_reachable_the_error_has_openais_shape(envoy: StartEnvoy, dead_address: str) -> None:
-    gateway = await envoy(dead_address)
+async def test_when_no_engine_is_reachable_the_error_has_openais_shape(envoy: StartEnvoy, dead_engine: str) -> None:
+    gateway = await envoy(dead_engine)
 
     answer = await gateway.post()
 
@@ -198,7 +197,7 @@ async def test_an_only_engine_that_resets_gives_an_error_in_openais_shape(
 async def test_a_large_body_passes_and_survives_every_retry(engine: StartEngine, envoy: StartEnvoy, size: int) -> None:
     strangers = [await engine(name, status=404) for name in ("one", "two", "three")]
     gateway = await envoy(*(stranger.address for stranger in strangers))
-    body = bytes(index % 251 for index in range(size))
+    body = body_of(size)
 
     answer = await gateway.post(body)
 
@@ -211,7 +210,7 @@ async def test_the_limit_of_a_body_is_exact(engine: StartEngine, envoy: StartEnv
     first = await engine("first")
     gateway = await envoy(first.address, max_body_bytes=100_000)
 
-    answer = await gateway.post(b"x" * size)
+    answer = await gateway.post(body_of(size))
 
     assert answer.status == status
     assert len(first.received) == (1 if status == 200 else 0)

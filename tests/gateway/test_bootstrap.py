@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from fairlead.addresses import host_and_port
 from fairlead.config import Config
@@ -16,17 +17,18 @@ from fairlead.errors import UserError
 from fairlead.gateway import Mode, bootstrap, comment, render, validate
 
 
-def config(*addresses: str, grpc: str = "127.0.0.1:9002", listen: str = "127.0.0.1:8080", **gateway: int) -> Config:
+def config(*addresses: str, grpc: str = "127.0.0.1:9002", listen: str = "127.0.0.1:8080", **gateway: Any) -> Config:
     return Config.model_validate(
         {
             "listen": {"grpc": grpc},
-            "gateway": {"listen": listen, **gateway},
+            "gateway": {"listen": listen, "endpoints": "static", **gateway},
             "pool": {"endpoints": [{"address": address, "model": "m"} for address in addresses]},
         }
     )
 
 
 ACCEPTED = {
+    "followed": config("127.0.0.1:8001", "vllm-0.vllm:8000", endpoints="eds"),
     "one engine": config("127.0.0.1:8001"),
     "many engines": config(*(f"10.0.0.{host}:8000" for host in range(1, 65))),
     "unix socket": config("127.0.0.1:8001", grpc="unix:/run/fairlead/fairlead.sock"),
@@ -54,11 +56,52 @@ def test_names_are_looked_up_and_addresses_are_not() -> None:
     assert discovery(bootstrap(ACCEPTED["unix socket"])) == ["STATIC", "STATIC"]
 
 
+def test_by_default_envoy_follows_the_pool_that_the_sidecar_knows() -> None:
+    document = {"pool": {"endpoints": [{"address": f"vllm-{name}:8000", "model": name} for name in "ab"]}}
+    clusters = bootstrap(Config.model_validate(document))["static_resources"]["clusters"]
+    followed = {each["name"]: each for each in clusters if each.get("type") == "EDS"}
+    assert set(followed) == {"engines", "model:a", "model:b"}
+    for cluster in followed.values():
+        assert cluster["ignore_health_on_host_removal"]
+        assert cluster["eds_cluster_config"]["eds_config"]["initial_fetch_timeout"] == "1.000s"
+        assert "load_assignment" not in cluster
+
+
+def test_a_pool_that_is_discovered_has_clusters_for_the_models_that_are_known() -> None:
+    document = {"discovery": {"file": "engines.yaml"}, "pool": {"models": {"a": {}}}, "routes": {"auto": ["a", "b"]}}
+    clusters = bootstrap(Config.model_validate(document))["static_resources"]["clusters"]
+    names = [each["name"] for each in clusters]
+    assert names == ["engines", "fairlead", "model:a", "model:b", "route:auto"]
+
+
 def test_a_sidecar_that_listens_on_every_address_is_called_on_loopback() -> None:
     sidecar = bootstrap(config("10.0.0.1:8000", grpc="0.0.0.0:9002"))["static_resources"]["clusters"][1]
 
     (host,) = sidecar["load_assignment"]["endpoints"][0]["lb_endpoints"]
     assert host["endpoint"]["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 9002}
+
+
+@pytest.mark.parametrize(
+    ("follows", "engines", "path"),
+    [
+        ("static", ("vllm",), "/health"),
+        ("static", ("sglang", "sglang"), "/ready"),
+        ("static", ("vllm", "sglang"), "/v1/models"),
+        ("eds", ("vllm",), "/v1/models"),  # other kinds may come
+    ],
+)
+def test_engines_are_checked_at_a_page_that_all_of_them_answer_at_once(
+    follows: str, engines: tuple[str, ...], path: str
+) -> None:
+    endpoints = [{"address": f"10.0.0.{n}:1", "model": f"m{n}", "engine": e} for n, e in enumerate(engines, 1)]
+    document = {"pool": {"endpoints": endpoints}, "gateway": {"endpoints": follows}}
+    tree = bootstrap(Config.model_validate(document))
+    checks = {
+        cluster["name"]: cluster["health_checks"][0]["http_health_check"]["path"]
+        for cluster in tree["static_resources"]["clusters"]
+        if "http_health_check" in cluster.get("health_checks", [{}])[0]
+    }
+    assert checks["engines"] == path
 
 
 def test_a_listener_on_a_name_is_refused_with_what_to_write() -> None:
@@ -69,6 +112,74 @@ def test_a_listener_on_a_name_is_refused_with_what_to_write() -> None:
 def test_an_admin_address_without_a_port_is_refused() -> None:
     with pytest.raises(UserError, match=r"admin: .* has no port"):
         bootstrap(config("10.0.0.1:8000"), admin_address="127.0.0.1")
+
+
+def _routes(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    routes: list[dict[str, Any]] = manager["route_config"]["virtual_hosts"][0]["routes"]
+    return routes
+
+
+def test_full_duplex_has_no_fallbacks_as_a_retry_would_send_a_body_with_trailers_twice() -> None:
+    with pytest.raises(UserError, match=r"gateway\.fallbacks: .* write 0"):
+        bootstrap(config("10.0.0.1:8000", fallbacks=1), mode="full_duplex")
+
+    chosen = [
+        route for route in _routes(bootstrap(config("10.0.0.1:8000"), mode="full_duplex")) if "chosen" in route["name"]
+    ]
+    assert chosen
+    assert all("retry_policy" not in route["route"] for route in chosen)
+
+
+@pytest.mark.parametrize("vouched_by", [None, "oauth2-proxy in front of Envoy"])
+def test_a_clients_own_tenant_is_removed_unless_something_vouches_for_it(vouched_by: str | None) -> None:
+    tree = bootstrap(
+        Config.model_validate(
+            {
+                "pool": {"endpoints": [{"address": "10.0.0.1:8000", "model": "m"}]},
+                "tenants": {"header": "X-Tenant", "vouched_by": vouched_by},
+            }
+        )
+    )
+
+    assert ("remove: x-tenant" in render(tree)) is (vouched_by is None)
+
+
+@pytest.mark.parametrize("path", ["", "/", "v1/files", "/v1/*/x", "/v1 x", "/v1?x", "/v1#x", "/v1//x", "*"])
+def test_an_open_path_that_no_request_could_have_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="is no path; write one as /v1/files"):
+        config("10.0.0.1:8000", paths=[path])
+
+
+ODD_NAMES = ["org/name", "ünïcode", 'quote" and \\ and space', "model:x", "a,b", "]]", "--"]
+
+
+def test_envoy_accepts_any_name_of_a_model_and_of_a_route() -> None:
+    validate(
+        bootstrap(
+            Config.model_validate(
+                {
+                    "gateway": {"paths": ["/a.b/(c)/*", "/ü"], "processors": ["127.0.0.1:9002", "fairlead:9002"]},
+                    "pool": {
+                        "endpoints": [{"address": f"10.0.0.1:{8000 + i}", "model": n} for i, n in enumerate(ODD_NAMES)]
+                    },
+                    "routes": {f"{name} route": ODD_NAMES for name in ODD_NAMES},
+                }
+            )
+        )
+    )
+
+
+def test_the_sidecars_are_asked_in_the_order_of_the_configuration() -> None:
+    sidecar = bootstrap(config("10.0.0.1:8000", processors=["10.0.0.2:9002", "10.0.0.3:9002"]))["static_resources"][
+        "clusters"
+    ][1]
+
+    found = [
+        (locality.get("priority", 0), locality["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]["address"])
+        for locality in sidecar["load_assignment"]["endpoints"]
+    ]
+    assert found == [(0, "10.0.0.2"), (1, "10.0.0.3")]
 
 
 def test_a_body_limit_that_envoy_cannot_hold_is_refused() -> None:
@@ -86,10 +197,20 @@ ips = st.ip_addresses().map(lambda ip: f"[{ip}]" if ip.version == 6 else str(ip)
 names = st.text(string.ascii_lowercase, min_size=1, max_size=20)
 ip_addresses = st.builds("{}:{}".format, ips, ports)
 any_addresses = st.builds("{}:{}".format, ips | names, ports)
+
+
+def valid_config(
+    addresses: list[str], grpc: str, listen: str, fallbacks: int, max_body_bytes: int, processor_timeout_ms: int
+) -> Config:
+    limits = {"max_body_bytes": max_body_bytes, "processor_timeout_ms": processor_timeout_ms}
+    try:
+        return config(*addresses, grpc=grpc, listen=listen, fallbacks=fallbacks, **limits)
+    except ValidationError:  # two of them are one port
+        reject()
+
+
 configs = st.builds(
-    lambda addresses, grpc, listen, fallbacks, body, timeout: config(
-        *addresses, grpc=grpc, listen=listen, fallbacks=fallbacks, max_body_bytes=body, processor_timeout_ms=timeout
-    ),
+    valid_config,
     st.lists(any_addresses, min_size=1, max_size=20, unique=True),
     any_addresses | st.just("unix:/run/fairlead.sock"),
     ip_addresses,
@@ -104,6 +225,8 @@ configs = st.builds(
 def test_every_valid_configuration_gives_a_bootstrap_that_yaml_keeps_and_that_names_every_engine(
     valid: Config, mode: Mode
 ) -> None:
+    if mode == "full_duplex":
+        valid = valid.model_copy(update={"gateway": valid.gateway.model_copy(update={"fallbacks": 0})})
     tree = bootstrap(valid, mode=mode)
 
     assert yaml.safe_load(render(tree, comment=comment("a", mode))) == tree

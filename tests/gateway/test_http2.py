@@ -6,8 +6,9 @@ import pytest
 
 from fairlead.config import Config
 from fairlead.gateway import EnvoyProcess, bootstrap
+from fairlead.processes import free_ports
 from tests.gateway.conftest import StartEngine, StartEnvoy
-from tests.gateway.world import free_ports
+from tests.gateway.world import body_of
 
 
 @pytest.mark.parametrize(("size", "status"), [(20_000_000, 200), (20_000_001, 413)])
@@ -20,7 +21,7 @@ async def test_the_limit_of_a_body_is_exact_on_http2(
     config = Config.model_validate(
         {
             "listen": {"grpc": nobody},
-            "gateway": {"listen": listen},
+            "gateway": {"listen": listen, "endpoints": "static"},
             "pool": {"endpoints": [{"address": gateway.url.removeprefix("http://"), "model": "m"}]},
         }
     )
@@ -30,7 +31,10 @@ async def test_the_limit_of_a_body_is_exact_on_http2(
     options["explicit_http_config"] = {"http2_protocol_options": {}}
     pool["health_checks"][0]["http_health_check"]["codec_client_type"] = "HTTP2"
 
-    async with EnvoyProcess(front), gateway.client.post(f"http://{listen}/v1/completions", data=b"x" * size) as answer:
+    async with (
+        EnvoyProcess(front),
+        gateway.client.post(f"http://{listen}/v1/completions", data=body_of(size)) as answer,
+    ):
         assert answer.status == status
 
     assert [len(request.body) for request in first.received] == ([size] if status == 200 else [])

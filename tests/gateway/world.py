@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import grpc
+import pytest
 from aiohttp import web
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
+from fairlead.edge.grpc import Call, Health, Method
+from fairlead.edge.server import Server
+from fairlead.extproc import replies
 from fairlead.extproc.pb import ext_proc_pb2 as pb
+from fairlead.extproc.server import SERVICE, ServerName
 
 DESTINATION = "x-gateway-destination-endpoint"
-SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+WITHIN_S = 60.0  # ends a test that would hang; what a test waits for comes in milliseconds
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody has, different from each other."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+def body_of(size: int) -> bytes:
+    """A JSON object of `size` bytes, at least 8, that do not repeat each other."""
+    text = bytes(32 + index % 89 for index in range(size - 8)).replace(b'"', b"_").replace(b"\\", b"_")
+    return b'{"x":"' + text + b'"}'
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Received:
 
 @dataclass
 class Engine:
-    """Answers with `status` and its name, resets, or never answers; on /health it is `healthy` or not."""
+    """Answers with `status` and its name, resets, or never answers; to Envoy's health check it is `healthy` or not."""
 
     name: str
     status: int = 200
@@ -71,11 +69,19 @@ class Engine:
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("user-agent") == "Envoy/HC":
+            return await self._health(request)
         body = await request.read()
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.received.append(Received(request.method, request.raw_path, headers, body))
         self.reached.set()
+        if headers.get("upgrade") == "websocket":
+            echo = web.WebSocketResponse()
+            await echo.prepare(request)
+            async for message in echo:
+                await echo.send_str(f"{self.name}: {message.data}")
+            return echo
         if self.stalls:
             try:
                 await asyncio.Event().wait()
@@ -93,63 +99,108 @@ class Processor:
 
     destinations: Iterable[str]
     hangs: bool = False
+    edge: ServerName = "native"
+    reads: bool = True  # bodies; else it chooses on the headers
     refusal: pb.ImmediateResponse | None = None
     served: list[str] = field(default_factory=list)  # as Envoy tells with the response's headers
     bodies: list[bytes] = field(default_factory=list)
-    _server: grpc.aio.Server | None = None
+    _grpcio: grpc.aio.Server | None = None
+    _native: Server | None = None
 
     async def start(self, address: str) -> None:
+        if self.edge == "native":
+            state = Health((SERVICE,))
+            methods = {f"/{SERVICE}/Process": Method(lambda call: NativeCall(call, self)), **state.methods()}
+            self._native = Server(methods, max_message_bytes=64 << 20, report_fault=pytest.fail)
+            await self._native.start(address)
+            state.set((SERVICE,), serving=True)
+            return
         handler = grpc.stream_stream_rpc_method_handler(
             self._process,
             request_deserializer=pb.ProcessingRequest.FromString,
             response_serializer=pb.ProcessingResponse.SerializeToString,
         )
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        self._server = grpc.aio.server(options=unlimited)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),))
+        self._grpcio = grpc.aio.server(options=unlimited)
+        self._grpcio.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),))
         servicer = health.HealthServicer()
         await servicer.set(SERVICE, HealthCheckResponse.SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
-        self._server.add_insecure_port(address)
-        await self._server.start()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._grpcio)
+        self._grpcio.add_insecure_port(address)
+        await self._grpcio.start()
 
     async def stop(self) -> None:
-        if self._server is not None:
-            await self._server.stop(grace=None)
+        if self._grpcio is not None:
+            await self._grpcio.stop(grace=None)
+        if self._native is not None:
+            await self._native.drain(0)
 
     async def _process(
         self, requests: AsyncIterator[pb.ProcessingRequest], _: object
     ) -> AsyncIterator[pb.ProcessingResponse]:
-        full_duplex, body = False, b""
+        talk = _Talk(self)
         async for request in requests:
             if self.hangs:
                 await asyncio.Event().wait()
-            match request.WhichOneof("request"):
-                case "request_headers":
-                    full_duplex = request.protocol_config.request_body_mode == pb.FULL_DUPLEX_STREAMED
-                    if request.request_headers.end_of_stream:
-                        yield pb.ProcessingResponse(request_headers=pb.HeadersResponse(response=self._choice()))
-                    elif not full_duplex:
-                        yield pb.ProcessingResponse(request_headers=pb.HeadersResponse())
-                case "request_body":
-                    body += request.request_body.body
-                    if not request.request_body.end_of_stream:
-                        continue
-                    self.bodies.append(body)
-                    async for response in self._after_body(body, full_duplex):
-                        yield response
-                case "response_headers":
-                    lb = dict(request.metadata_context.filter_metadata["envoy.lb"].items())
-                    self.served.append(str(lb.get(f"{DESTINATION}-served")))
-                    yield pb.ProcessingResponse(response_headers=pb.HeadersResponse())
-                case other:
-                    raise AssertionError(f"unexpected message: {other}")
+            for reply in talk.replies(request):
+                yield reply
 
-    async def _after_body(self, body: bytes, full_duplex: bool) -> AsyncIterator[pb.ProcessingResponse]:
-        if self.refusal is not None:
-            yield pb.ProcessingResponse(immediate_response=self.refusal)
+
+class NativeCall:
+    def __init__(self, call: Call, processor: Processor) -> None:
+        self._call = call
+        self._processor = processor
+        self._talk = _Talk(processor)
+
+    def message(self, message: bytes) -> None:
+        if not self._processor.hangs:
+            for reply in self._talk.replies(pb.ProcessingRequest.FromString(message)):
+                self._call.send(reply.SerializeToString())
+
+    def half_closed(self) -> None:
+        self._call.finish()
+
+    def closed(self) -> None:
+        pass
+
+
+class _Talk:
+    """One request."""
+
+    def __init__(self, processor: Processor) -> None:
+        self._processor = processor
+        self._full_duplex = False
+        self._body = b""
+
+    def replies(self, request: pb.ProcessingRequest) -> Iterator[pb.ProcessingResponse]:
+        match request.WhichOneof("request"):
+            case "request_headers":
+                self._full_duplex = request.protocol_config.request_body_mode == pb.FULL_DUPLEX_STREAMED
+                if not self._processor.reads:
+                    choice = replies.routed_headers(",".join(self._processor.destinations), (), (), skip_body=True)
+                    yield pb.ProcessingResponse.FromString(choice)
+                elif request.request_headers.end_of_stream:
+                    yield pb.ProcessingResponse(request_headers=pb.HeadersResponse(response=self._choice()))
+                elif not self._full_duplex:
+                    yield pb.ProcessingResponse.FromString(replies.REQUEST_HEADERS_OF_A_BODY)
+            case "request_body":
+                self._body += request.request_body.body
+                if request.request_body.end_of_stream:
+                    self._processor.bodies.append(self._body)
+                    yield from self._after_body(self._body)
+            case "response_headers":
+                lb = dict(request.metadata_context.filter_metadata["envoy.lb"].items())
+                self._processor.served.append(str(lb.get(f"{DESTINATION}-served")))
+                yield pb.ProcessingResponse(response_headers=pb.HeadersResponse())
+            case other:
+                raise AssertionError(f"unexpected message: {other}")
+
+    def _after_body(self, body: bytes) -> Iterator[pb.ProcessingResponse]:
+        refusal = self._processor.refusal
+        if refusal is not None:
+            yield pb.ProcessingResponse(immediate_response=refusal)
             return
-        if not full_duplex:
+        if not self._full_duplex:
             yield pb.ProcessingResponse(request_body=pb.BodyResponse(response=self._choice()))
             return
         yield pb.ProcessingResponse(request_headers=pb.HeadersResponse(response=self._choice()))
@@ -162,6 +213,6 @@ class Processor:
             )
 
     def _choice(self) -> pb.CommonResponse:
-        value = ",".join(self.destinations).encode()
+        value = ",".join(self._processor.destinations).encode()
         option = pb.HeaderValueOption(header=pb.HeaderValue(key=DESTINATION.encode(), raw_value=value))
         return pb.CommonResponse(header_mutation=pb.HeaderMutation(set_headers=[option]), clear_route_cache=True)

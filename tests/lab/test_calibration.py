@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from fairlead.demo.traffic import client_of
-from fairlead.replay.calibration import Calibrated, Case, Error, run
-from fairlead.simulate.parameters import EngineParameters
-from fairlead.simulate.server import EngineOptions, running_engine
+from fairlead.tools.demo.traffic import client_of
+from fairlead.tools.replay.calibration import Calibrated, Case, Error, run
+from fairlead.tools.simulate.parameters import EngineParameters
+from fairlead.tools.simulate.server import EngineOptions, running_engine
 from lab.calibration.load import OUTPUT_TOKENS, converse, sessions_of
 from lab.calibration.modelled import modelled
 from lab.calibration.report import Conversed, markdown

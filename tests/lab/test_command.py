@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.demo.children import ChildError
 from fairlead.errors import UserError
+from fairlead.processes import ChildError
 from lab import command
 
 MEASUREMENTS = ("lab.calibration.__main__", "lab.moves", "lab.reuse", "lab.ttca.__main__")

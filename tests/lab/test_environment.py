@@ -29,12 +29,12 @@ def test_half_an_environment_is_built_anew_and_a_step_that_fails_is_named_with_w
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(UserError, match=r"(?s)step 1, make a virtual.*ensurepip is not available.*python3-venv"):
-        environment.build(lambda _: None)
+        environment.build(say=lambda _: None)
     assert not folder.exists()
 
 
 def test_an_environment_that_is_there_is_not_built_again(folder: Path) -> None:
     (folder / "complete").touch()
     said: list[str] = []
-    assert environment.build(said.append) == folder
+    assert environment.build(say=said.append) == folder
     assert said == []

@@ -6,7 +6,7 @@ import json
 
 from lab import cascade
 from lab.__main__ import NAMES, POOL
-from lab.engines import MODELS
+from lab.servers import MODELS
 from lab.training.recipes import RECIPES
 
 

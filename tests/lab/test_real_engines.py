@@ -21,19 +21,20 @@ import pytest_asyncio
 
 from fairlead.client import Answer, Retry, ask_async
 from fairlead.core.prefix_index import PrefixIndex
-from fairlead.demo.front import Front
-from fairlead.demo.traffic import ROUTE
 from fairlead.engines.kv_blocks import PreciseIndex
 from fairlead.engines.kv_events import KvEventFeed, KvEventSource, follow
 from fairlead.engines.metrics_text import read_metrics
+from fairlead.tools.demo.front import Front
+from fairlead.tools.demo.traffic import ROUTE
 from lab import words
-from lab.engines import BLOCK_TOKENS, MAX_MODEL_LEN, TOPIC, LabEngine, LabEngines
+from lab.engines import LabEngine, LabEngines
 from lab.pool import body_of, forget_prompts, known, running_front
+from lab.servers import BLOCK_TOKENS, MAX_MODEL_LEN, TOPIC
 
 ENGLISH, CHINESE = "heron", "stork"  # the models, by the script that most of their training was in
-WITHIN_S = 20.0
+WITHIN_S = 120.0
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(840)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(840), pytest.mark.slow]
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ async def lab() -> AsyncIterator[Lab]:
         async with (
             LabEngines((ENGLISH, CHINESE), folder) as engines,
             running_front(engines, known(folder), "fairlead", folder) as front,
-            httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=60) as client,
-            httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=60) as admin,
+            httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=WITHIN_S) as client,
+            httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=WITHIN_S) as admin,
         ):
             yield Lab(engines, front, client, admin)
 
@@ -81,13 +82,22 @@ async def test_a_question_goes_to_the_model_that_is_good_at_its_kind(
     rng = Random(1)
     asked = [words.question(rng, language, length_tokens) for _ in range(10)]
     answers = [await lab.ask(question, question.is_right) for question in asked]
-    assert {answer.attempts[0].model for answer in answers} == {model}
+    shown = (await lab.admin.get("/debug/decisions", params={"limit": len(asked)})).json()["decisions"]
+    for decision in shown:
+        terms = {each["model"]: each["terms"] for each in decision["best"]}
+        other = (terms.keys() - {model}).pop()
+        assert terms[model]["success_probability"] > 1.5 * terms[other]["success_probability"]
+        least_ms = min(each["total_ms"] for each in terms.values())
+        assert terms[decision["model"]]["total_ms"] <= 1.1 * least_ms  # what is nearer than this may be a tie
+        # A busy machine may slow one engine alone down for a while. Then the other one may be the better choice.
+        latency_ms = {name: each["total_ms"] * each["success_probability"] for name, each in terms.items()}
+        assert decision["model"] == model or latency_ms[model] > 1.5 * latency_ms[other]
     assert any(answer.correct for answer in answers)
 
 
 async def test_a_wrong_answer_is_retried_at_the_other_model(lab: Lab) -> None:
     answer = await lab.ask(words.question(Random(2), "zh", 512), lambda _: False, attempts=2)
-    assert [attempt.model for attempt in answer.attempts] == [CHINESE, ENGLISH]
+    assert {attempt.model for attempt in answer.attempts} == {CHINESE, ENGLISH}  # which is first, speeds decide too
 
 
 async def test_the_second_turn_of_a_session_finds_its_prompt_in_the_cache(lab: Lab) -> None:
@@ -122,11 +132,11 @@ async def test_the_metrics_page_of_a_real_engine_is_read_in_full(lab: Lab) -> No
 async def test_the_sidecar_knows_what_a_real_engine_is_and_does(lab: Lab) -> None:
     await lab.ask(words.question(Random(4), "zh", 512), lambda _: True)
 
-    async def told() -> bool:
+    async def is_reported() -> bool:
         seen = await lab.seen(CHINESE)
         return bool(seen["reported"]["prefix_queried_tokens"]) and seen["rtt_ms"] > 0 and seen["version"] is not None
 
-    await until(told)
+    await until(is_reported)
     seen = await lab.seen(CHINESE)
     assert (seen["healthy"], seen["max_model_len"]) == (True, MAX_MODEL_LEN)
     assert not seen["reported"]["stale"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.bench.machine import Machine
+from fairlead.tools.bench.machine import Machine
 from lab import words
 from lab.ttca import figures, measure, report
 from lab.ttca.learning import right_by_cell

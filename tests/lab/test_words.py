@@ -27,7 +27,7 @@ def test_a_prompt_longer_than_there_are_keys_is_refused() -> None:
         words.pairs_in(2048)
 
 
-def test_the_answer_is_the_value_beside_the_key_and_only_it_is_right() -> None:
+def test_the_answer_is_the_value_next_to_the_key_and_only_it_is_right() -> None:
     asked = words.question(Random(0), "ja", 128)
     assert dict(asked.pairs)[asked.key] == asked.expected
     assert asked.is_right(f" {asked.expected}")

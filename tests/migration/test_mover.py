@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -13,10 +12,11 @@ import pytest
 
 from fairlead.core.moves import Stay
 from fairlead.migration import mover
-from fairlead.simulate.faults import Fault, FaultKind, Leg
-from fairlead.simulate.server import running_engine
+from fairlead.tools.simulate.faults import Fault, FaultKind, Leg
+from fairlead.tools.simulate.server import running_engine
+from tests.engines.world import soon
 from tests.migration.world import Turn, World, conversation, options
-from tests.simulate.conftest import until
+from tests.tools.simulate.conftest import until
 
 
 @pytest.fixture
@@ -49,13 +49,10 @@ async def test_bytes_are_counted_where_the_models_bytes_a_token_are_known_and_no
 ) -> None:
     await world.copy(await world.turn("unknown"))
     assert (world.mover.counts.tokens > 0, world.mover.counts.bytes) == (True, 0)
-    known = mover.Mover(
-        world.router, world.bootstraps, time.perf_counter, world.mover.deadlines, kv_bytes_per_token={"m": 1000}.get
-    )
-    world.mover = known
+    before = world.mover.counts.tokens
+    world.mover.kv_bytes_per_token = {"m": 1000}
     await world.copy(await world.turn("known"))
-    assert known.counts.bytes == known.counts.tokens * 1000 > 0
-    await known.stop()
+    assert world.mover.counts.bytes == (world.mover.counts.tokens - before) * 1000 > 0
 
 
 async def test_the_index_credits_the_target_with_what_was_copied_and_no_more(world: World) -> None:
@@ -65,7 +62,7 @@ async def test_the_index_credits_the_target_with_what_was_copied_and_no_more(wor
     assert 0.9 < share <= await world.cached_share(world.target, turn) + 0.01
 
 
-async def test_the_session_stays_at_the_host_until_the_copy_is_confirmed(world: World) -> None:
+async def test_the_session_stays_at_the_bound_endpoint_until_the_copy_is_confirmed(world: World) -> None:
     turn = await world.turn()
     world.engines[1].faults.set(Fault("slow", delay_ms=150, only="import"))
     world.mover.offer(turn.move, turn.facts, "/v1/chat/completions", turn.body)
@@ -77,7 +74,9 @@ async def test_the_session_stays_at_the_host_until_the_copy_is_confirmed(world: 
     assert world.lives_at(turn) == world.target.address
 
 
-async def test_a_turn_during_the_move_is_served_by_the_host_and_the_session_moves_all_the_same(world: World) -> None:
+async def test_a_turn_during_the_move_is_served_by_the_bound_endpoint_and_the_session_moves_all_the_same(
+    world: World,
+) -> None:
     turn = await world.turn()
     world.engines[1].faults.set(Fault("slow", delay_ms=100, only="import"))
     world.mover.offer(turn.move, turn.facts, "/v1/chat/completions", turn.body)
@@ -93,6 +92,8 @@ async def test_a_turn_during_the_move_is_served_by_the_host_and_the_session_move
 async def test_a_copy_that_fails_leaves_the_session_where_it_was(world: World, leg: Leg, kind: FaultKind) -> None:
     turn = await world.turn()
     (world.engines[0] if leg == "export" else world.engines[1]).faults.set(Fault(kind, only=leg))
+    if kind == "hang":
+        world.mover.deadlines = soon(leg)
     await world.copy(turn)
     assert_it_stayed(world, turn)
     assert sum(world.mover.counts.failed.values()) == 1
@@ -103,6 +104,7 @@ async def test_a_copy_that_fails_leaves_the_session_where_it_was(world: World, l
 async def test_an_engine_that_dies_during_the_copy_leaves_the_session_where_it_was(world: World, dies: int) -> None:
     turn = await world.turn()
     world.engines[1].faults.set(Fault("slow", delay_ms=100, only="import"))
+    world.mover.deadlines = soon("import")
     world.mover.offer(turn.move, turn.facts, "/v1/chat/completions", turn.body)
     exchange = world.engines[0].exchange
     assert exchange is not None
@@ -123,7 +125,7 @@ async def test_a_target_that_restarted_during_the_copy_is_not_believed(world: Wo
 
 async def test_a_target_that_is_ejected_during_the_copy_gets_no_session(world: World) -> None:
     turn = await world.turn()
-    world.target.healthy = False
+    world.target.health.healthy = False
     await world.copy(turn)
     assert_it_stayed(world, turn)
 
@@ -141,7 +143,8 @@ async def test_another_sidecar_that_was_first_keeps_what_it_bound(world: World) 
         world.router.sessions.learn(session, "c:1", 0)
         return True
 
-    world.mover = mover.Mover(world.router, world.bootstraps, lambda: 0.0, world.mover.deadlines, decided)
+    world.mover = mover.Mover(world.router, lambda: 0.0, decided)
+    world.mover.bootstraps = world.bootstraps()
     turn = await world.turn()
     await world.copy(turn)
     assert world.lives_at(turn) == "c:1"
@@ -149,7 +152,7 @@ async def test_another_sidecar_that_was_first_keeps_what_it_bound(world: World) 
     await world.mover.stop()
 
 
-async def test_two_sessions_of_one_host_do_not_move_at_once(world: World) -> None:
+async def test_two_sessions_of_one_endpoint_do_not_move_at_once(world: World) -> None:
     first = await world.turn("one")
     facts = world.facts(conversation("two", 1), "two")
     world.router.commit(facts, world.host.address, 0.0)
@@ -179,6 +182,26 @@ async def test_what_token_ids_cannot_say_is_not_copied_and_blames_nobody(
     await world.copy(turn, path)
     assert_it_stayed(world, turn)
     assert world.mover.counts.dropped == {reason: 1}
+
+
+async def test_a_session_with_a_salt_moves_with_it(world: World) -> None:
+    turn = await world.turn(cache_salt="tenant one")
+    await world.copy(turn)
+    assert world.lives_at(turn) == world.target.address
+    assert await world.cached_share(world.target, turn) > 0.95
+    other = msgspec.json.encode(msgspec.json.decode(turn.body) | {"cache_salt": "tenant two"})
+    assert await world.cached_share(world.target, Turn(turn.facts, other, turn.move)) == 0
+
+
+async def test_a_prompt_that_its_engine_does_not_hold_is_not_copied_and_blames_nobody(world: World) -> None:
+    turn = await world.turn("evicted")
+    world.engines[0].engine.pool.clear_cache()
+    await world.copy(turn)
+    assert_it_stayed(world, turn)
+    assert world.mover.counts.dropped == {"export_not_cached": 1}
+    others = await world.turn("another tenant's")
+    await world.copy(others)
+    assert world.lives_at(others) == world.target.address
 
 
 async def test_a_body_too_large_to_keep_is_not_copied(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

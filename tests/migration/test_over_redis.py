@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.core.facts import RequestFacts
 from fairlead.core.pool import Pool
-from fairlead.simulate.faults import Fault
-from fairlead.simulate.server import RunningEngine, running_engine
-from fairlead.stores import open_store
-from fairlead.stores.shared import SharedStore
+from fairlead.redis.store import SharedStore
+from fairlead.tools.simulate.faults import Fault
+from fairlead.tools.simulate.server import RunningEngine, running_engine
 from tests.migration.world import CHAT, Turn, World, conversation, options
-from tests.simulate.conftest import until
-from tests.stores.world import RedisServer
+from tests.redis.world import RedisServer
+from tests.tools.simulate.conftest import until
 
 
 @pytest.fixture
@@ -33,11 +33,13 @@ class Sharing(World):
 
     def __init__(self, engines: list[RunningEngine], url: str) -> None:
         super().__init__(engines, self._decided)
-        self.store: SharedStore = open_store(
+        self.store = SharedStore(
             url,
             table=self.router.sessions,
             endpoints=lambda: self.router.pool.endpoints,
             apply=lambda _address, _load: None,
+            planner=self.planner,
+            index=self.router.index,
             clock_s=time.perf_counter,
         )
         self.store.start()
@@ -116,3 +118,48 @@ async def test_a_move_while_redis_is_gone_holds_here_and_everywhere_once_it_is_b
     redis.start()
     await first.settled()
     await until(lambda: second.router.sessions.address_of(turn.move.session) == first.target.address)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
+async def test_every_sidecar_knows_which_agent_of_a_shared_id_moved(
+    both: tuple[Sharing, Sharing], redis: RedisServer, restarted: bool
+) -> None:
+    first, second = both
+    turn = await first.turn()
+    await first.copy(turn)
+    moved_to = first.target.address
+    await until(lambda: not first.store.moves.pending)
+    other = Sharing(first.engines, redis.url) if restarted else second
+    other.router.pool = Pool([*other.router.pool.endpoints[:1], first.target], {})
+    await other.settled()
+
+    def goes_to(facts: RequestFacts) -> str:
+        held = other.router.index.match(facts.prefix, time.perf_counter())
+        cached = {address: int(blocks * facts.block_tokens) for address, blocks in held.items()}
+        return other.planner.stayed_at(facts, moved_to, other.router.pool.endpoints, cached)
+
+    other.planner.rules = first.planner.rules
+    that_stayed = other.facts(conversation("another agent's own prompt", 3), "s")
+    await until(lambda: goes_to(that_stayed) == other.host.address)
+    assert goes_to(turn.facts) == moved_to
+    assert goes_to(other.facts(conversation("s", 5), "s")) == moved_to
+    if restarted:
+        await other.store.stop()
+
+
+async def test_a_drain_holds_at_every_sidecar_and_after_a_restart_until_it_is_undone(
+    both: tuple[Sharing, Sharing], redis: RedisServer
+) -> None:
+    first, second = both
+    address = first.target.address
+    first.planner.draining.add(address)
+    await until(lambda: address in second.planner.draining)
+    restarted = Sharing(first.engines, redis.url)
+    await until(lambda: address in restarted.planner.draining)
+    restarted.planner.draining.discard(address)
+    await until(lambda: not first.planner.draining and not second.planner.draining)
+    again = Sharing(first.engines, redis.url)
+    await again.settled()
+    assert not again.planner.draining
+    for world in (restarted, again):
+        await world.store.stop()

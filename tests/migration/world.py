@@ -11,27 +11,28 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from fairlead.api.prompt import Prompt, parse
+from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts, make_facts
 from fairlead.core.migration import Planner, Rules
 from fairlead.core.moves import Move
-from fairlead.core.pool import Endpoint, Pool
-from fairlead.core.prompt import Prompt, parse
+from fairlead.core.pool import Pool
 from fairlead.core.reported import EngineIdentity, EngineReport
 from fairlead.core.router import Router
-from fairlead.engines.kv_transfer import Deadlines
 from fairlead.migration.mover import Mover
 from fairlead.policies import build_policy
-from fairlead.simulate.kv_exchange import KvOptions
-from fairlead.simulate.server import EngineOptions, RunningEngine
-from tests.simulate.conftest import FAST, until
+from fairlead.tools.simulate.kv_exchange import KvOptions
+from fairlead.tools.simulate.server import EngineOptions, RunningEngine
+from tests.core.world import carries, make_endpoint
+from tests.engines.world import PATIENT
+from tests.tools.simulate.conftest import FAST, WITHIN_S, until
 
 CHAT: Final = "/v1/chat/completions"
 RULES: Final = Rules(hot_tokens=1000, least_tokens=500, cool_down_s=60.0)
-SHORT: Final = Deadlines(tokenize_s=1.0, export_s=0.5, import_s=0.5, confirm_s=0.3)
 
 
 def options() -> EngineOptions:
-    return EngineOptions(model="m", parameters=FAST, kv=KvOptions("mooncake", abort_timeout_s=0.3))
+    return EngineOptions(model="m", parameters=FAST, kv=KvOptions("mooncake", abort_timeout_s=600.0))
 
 
 @dataclass
@@ -57,15 +58,16 @@ class World:
         said = EngineReport(kv_block_tokens=FAST.block_size)
         pool = Pool(
             [
-                Endpoint(e.address, "m", kv_connector="mooncake", identity=EngineIdentity("0.32.0"), reported=said)
+                make_endpoint(e.address, "m", kv_connector="mooncake", identity=EngineIdentity("0.32.0"), report=said)
                 for e in self.engines
             ],
             {},
         )
         self.router = Router(pool, build_policy("ear", {}), fallbacks=2, rng=Random(0), rules=RULES)
         self.planner = self.router.planner
-        self.mover = Mover(self.router, self.bootstraps, time.perf_counter, SHORT, self.decided)
-        self.host.pending_prefill_tokens = 50_000
+        self.mover = Mover(self.router, time.perf_counter, self.decided)
+        self.mover.deadlines, self.mover.bootstraps = PATIENT, self.bootstraps()
+        carries(self.host, pending_prefill_tokens=50_000)
 
     @property
     def host(self) -> Endpoint:
@@ -81,7 +83,7 @@ class World:
     async def turn(self, session: str = "s", number: int = 0, *, path: str = CHAT, **more: Any) -> Turn:
         """The host serves a turn, and then the session's next one is decided."""
         body = conversation(session, number) | more
-        async with httpx.AsyncClient(timeout=5) as client:
+        async with httpx.AsyncClient(timeout=WITHIN_S) as client:
             (await client.post(f"http://{self.host.address}{path}", json=body)).raise_for_status()
         facts = self.facts(body, session, path)
         self.router.commit(facts, self.host.address, time.perf_counter())
@@ -116,7 +118,7 @@ class World:
         return self.router.index.match(turn.facts.prefix, time.perf_counter()).get(self.target.address, 0)
 
     async def cached_share(self, engine: Endpoint, turn: Turn) -> float:
-        async with httpx.AsyncClient(timeout=5) as client:
+        async with httpx.AsyncClient(timeout=WITHIN_S) as client:
             answer = await client.post(f"http://{engine.address}{CHAT}", content=turn.body)
         usage = answer.json()["usage"]
         return float(usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"])

@@ -9,9 +9,9 @@ from typing import Any, Final
 import msgspec
 from hypothesis import strategies as st
 
+from fairlead.core.candidates import Candidate
 from fairlead.core.facts import RequestFacts
-from fairlead.core.pool import Candidate
-from fairlead.core.ranking import Ranking
+from fairlead.core.policy import Ranking
 from fairlead.policies import build_policy
 from tests.core.world import request
 
@@ -80,12 +80,11 @@ def pools(draw: st.DrawFn, hosted: bool = False, cold: bool = False) -> list[Can
             pending_prefill_tokens=draw(_TOKENS),
             rtt_ms=draw(st.sampled_from([0.0, 0.5, 37.0, 279.0, 456.0])),
             last_chosen=turns[index],
-            is_host=index == host,
+            is_affine=index == host,
             running_requests=draw(_COUNT),
             waiting_requests=draw(_COUNT),
             kv_usage=draw(st.sampled_from([0.0, 0.25, 0.5, 1.0])),
             used_tokens=draw(_TOKENS),
-            indexed_blocks=draw(_COUNT),
         )
         for index in range(size)
     ]

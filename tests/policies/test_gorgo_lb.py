@@ -15,7 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.core.pool import Candidate
+from fairlead.core.candidates import Candidate
+from fairlead.core.policy import Outcome
+from fairlead.policies import build_policy
+from fairlead.policies.gorgo_calibrate import Calibrating, GorgoCalibrate, Rates
+from tests.core.world import World
 from tests.policies.options import TOKENS, best, first, option, pools, prompt
 
 PROMPT = list(range(TOKENS))
@@ -122,7 +126,7 @@ def test_prompts_that_the_package_keeps_together_by_their_first_256_tokens_stay_
 def test_when_an_endpoint_goes_only_its_sessions_move_as_in_the_package(gone: int, sessions: list[str]) -> None:
     left = [home for index, home in enumerate(HOMES) if index != gone]
     for session in sessions:
-        for chosen in (_published_home, _our_home):
+        for chosen in (_published_home, _our_nearest):
             before, after = chosen(HOMES, session), chosen(left, session)
             assert (after == before) == (before != HOMES[gone].address)
 
@@ -131,5 +135,35 @@ def _published_home(options: list[Candidate], session: str) -> str:
     return str(published.route_session_affinity(_context(options, queued={}, affinity_key=session)).target)
 
 
-def _our_home(options: list[Candidate], session: str) -> str:
+def _our_nearest(options: list[Candidate], session: str) -> str:
     return best("session_affinity", options, prompt(session))
+
+
+FINISHED = st.tuples(st.integers(0, 3), st.integers(1, 30_000), st.integers(0, 200_000), st.floats(1.0, 60_000.0))
+
+
+@given(st.lists(FINISHED, min_size=12, max_size=60))
+def test_calibrated_rates_are_those_of_the_package(finished: list[tuple[int, int, int, float]]) -> None:
+    theirs, ours = published.Calibration(), Rates()
+    for replica, uncached, queued, ttft_ms in finished:
+        theirs.add(target=f"e{replica}", uncached_at_dispatch=uncached, queued_at_dispatch=queued, ttft_ms=ttft_ms)
+        ours.add(f"e{replica}", uncached, queued, ttft_ms)
+    expected, found = theirs.rates(), ours.fitted()
+    if found is not None and expected["prefill_rate"] is not None:
+        assert found == pytest.approx((expected["prefill_rate"], expected["queue_rate"]), rel=1e-3, abs=1e-6)
+
+
+def test_calibration_finds_the_rates_of_a_pool_and_routes_by_them() -> None:
+    rule = build_policy("gorgo_calibrate", {"report_every": 8})
+    assert isinstance(rule, GorgoCalibrate)
+    tuner, tuned = Calibrating(rule), None
+    for number in range(16):
+        queued = (number * 7) % 5 * 1000
+        world = World("gorgo_calibrate")
+        world.endpoint(f"e{number % 2}:1", inflight_prompt_tokens=queued)
+        decision = world.pick(tokens=1000 + 100 * number)
+        ttft_ms = 20.0 * (number % 2) + 0.1 * (1000 + 100 * number) + 0.03 * queued
+        tuned = tuner.observe(decision, Outcome(200, 2 * ttft_ms, ttft_ms), number, 0.0)
+    assert isinstance(tuned, GorgoCalibrate)
+    assert tuned.prefill_rate == pytest.approx(0.1)
+    assert tuned.queue_rate == pytest.approx(0.03)

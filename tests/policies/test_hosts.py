@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from fairlead.core.pool import Candidate
+from fairlead.core.candidates import Candidate
 from tests.policies.options import TOKENS, best, option, pools, prompt, rank
 
 
 @given(pools(hosted=True))
-def test_ear_takes_the_host_and_without_one_the_fewest_pending_tokens(options: list[Candidate]) -> None:
+def test_ear_takes_the_bound_endpoint_and_without_one_the_fewest_pending_tokens(options: list[Candidate]) -> None:
     ranking = rank("ear", options)
     chosen = ranking.order[0].candidate
-    if any(c.is_host for c in options):
-        assert (chosen.is_host, ranking.why) == (True, "affinity")
+    if any(c.is_affine for c in options):
+        assert (chosen.is_affine, ranking.why) == (True, "affinity")
     else:
         assert chosen == min(options, key=lambda c: (c.pending_prefill_tokens, c.last_chosen))
         assert ranking.why == "cost"
 
 
-def test_ear_falls_back_from_the_host_to_the_fewest_pending_tokens() -> None:
+def test_ear_falls_back_from_the_bound_endpoint_to_the_fewest_pending_tokens() -> None:
     options = [
         option("a:1", pending_prefill_tokens=20),
         option("b:1", pending_prefill_tokens=10),
-        option("c:1", pending_prefill_tokens=30, is_host=True),
+        option("c:1", pending_prefill_tokens=30, is_affine=True),
     ]
     assert [r.candidate.address for r in rank("ear", options).order] == ["c:1", "b:1", "a:1"]
 
@@ -34,7 +34,7 @@ def test_unified_keeps_a_fit_owner_and_else_takes_the_least_lmetric(options: lis
     kept = [
         c
         for c in options
-        if c.is_host and c.cached_tokens / TOKENS > 0.5 and c.inflight_requests <= 2.0 * sum(counts) / len(counts)
+        if c.is_affine and c.cached_tokens / TOKENS > 0.5 and c.inflight_requests <= 2.0 * sum(counts) / len(counts)
     ]
     ranking = rank("unified", options)
     least = min(
@@ -52,7 +52,7 @@ def test_unified_keeps_a_fit_owner_and_else_takes_the_least_lmetric(options: lis
 def _owned(cached_tokens: int, requests: int) -> list[Candidate]:
     """An owner that lmetric would not choose, as much prefill waits there, and two others."""
     owner = option(
-        "a:1", is_host=True, cached_tokens=cached_tokens, inflight_requests=requests, pending_prefill_tokens=5000
+        "a:1", is_affine=True, cached_tokens=cached_tokens, inflight_requests=requests, pending_prefill_tokens=5000
     )
     return [owner, *(option(f"{letter}:1", inflight_requests=2) for letter in "bc")]
 
@@ -68,34 +68,34 @@ def test_unified_leaves_an_owner_with_more_than_twice_the_mean_of_requests() -> 
     assert best("unified", _owned(900, 8), overload=1.3) == "b:1"
 
 
-def test_unified_sends_a_new_session_to_the_idle_host_with_most_of_it_cached() -> None:
+def test_unified_sends_a_new_session_to_the_idle_endpoint_with_most_of_it_cached() -> None:
     options = [option("a:1"), option("b:1", cached_tokens=200, last_chosen=9), option("c:1")]
     assert best("unified", options) == "b:1"
 
 
-def test_unified_sends_a_new_session_in_turn_where_nothing_tells_idle_hosts_apart() -> None:
+def test_unified_sends_a_new_session_in_turn_where_nothing_distinguishes_idle_endpoints() -> None:
     assert best("unified", [option("a:1", last_chosen=2), option("b:1", last_chosen=1)]) == "b:1"
 
 
 HOMES = [option(f"e{index}:1") for index in range(16)]
 
 
-def _home(prefix: list[int], session: str | None = None) -> str:
+def _bound(prefix: list[int], session: str | None = None) -> str:
     return best("session_affinity", HOMES, prompt(session, prefix), key="prompt")
 
 
 def test_prompts_that_share_their_first_kilobyte_share_an_endpoint_whatever_their_session() -> None:
     system_prompt = [11, 12]
-    assert len({_home([*system_prompt, turn], session=f"s{turn}") for turn in range(50)}) == 1
+    assert len({_bound([*system_prompt, turn], session=f"s{turn}") for turn in range(50)}) == 1
 
 
 def test_prompts_that_differ_in_their_first_kilobyte_spread() -> None:
-    assert len({_home([11, second]) for second in range(100)}) > 10
+    assert len({_bound([11, second]) for second in range(100)}) > 10
 
 
 def test_a_prompt_of_one_block_is_its_own_key() -> None:
-    assert len({_home([first]) for first in range(100)}) > 10
-    assert _home([5]) == _home([5])
+    assert len({_bound([first]) for first in range(100)}) > 10
+    assert _bound([5]) == _bound([5])
 
 
 def test_a_prompt_shorter_than_a_block_goes_to_a_random_endpoint_even_with_a_session() -> None:

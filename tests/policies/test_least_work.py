@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from fairlead.core.pool import Candidate
+from fairlead.core.candidates import Candidate
 from tests.policies.options import TOKENS, best, first, option, pools, rank
 
 RULES: dict[str, tuple[str, dict[str, Any], Callable[[Candidate], float]]] = {
@@ -61,13 +61,13 @@ def test_least_load_sees_load_that_came_past_this_router() -> None:
     assert best("least_load", [busy, option("b:1", inflight_prompt_tokens=30_000)]) == "b:1"
 
 
-def test_lmetric_leaves_a_cached_prefix_for_an_idle_host_when_the_batch_is_large() -> None:
+def test_lmetric_leaves_a_cached_prefix_for_an_idle_endpoint_when_the_batch_is_large() -> None:
     cached = option("a:1", cached_tokens=500, inflight_requests=2)
     assert best("lmetric", [cached, option("b:1")]) == "b:1"
     assert best("lmetric", [option("a:1", cached_tokens=500), option("b:1", last_chosen=1)]) == "a:1"
 
 
-def test_without_the_one_an_idle_host_wins_whatever_is_cached_elsewhere() -> None:
+def test_without_the_one_an_idle_endpoint_wins_whatever_is_cached_elsewhere() -> None:
     options = [option("a:1", cached_tokens=990, inflight_requests=1), option("b:1")]
     assert best("lmetric", options, plus_one=False) == "b:1"
     assert best("lmetric", options) == "a:1"

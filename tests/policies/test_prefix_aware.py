@@ -1,4 +1,4 @@
-"""prefix_cache, cache_aware, llm_d and llm_d_load_aware against their published rules."""
+"""prefix_cache, cache_aware, llm_d, llm_d_affinity, llm_d_load_aware and dynamo_kv against their published rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.core.pool import Candidate
+from fairlead.core.candidates import Candidate
 from fairlead.policies import build_policy
 from tests.core.world import World
 from tests.policies.options import TOKENS, best, first, option, pools, prompt
@@ -68,18 +68,16 @@ SGLANG_LIBRARY: dict[str, Any] = {"cache_threshold": 0.5, "balance_abs_threshold
     ("threshold", "absolute", "relative", "parameters"), [(0.3, 64, 1.5, {}), (0.5, 32, 1.1, SGLANG_LIBRARY)]
 )
 @given(options=pools())
-def test_cache_aware_goes_by_load_then_match_then_size(
+def test_cache_aware_goes_by_the_match_where_load_is_even_and_else_by_load(
     threshold: float, absolute: int, relative: float, parameters: dict[str, Any], options: list[Candidate]
 ) -> None:
     least, most = (f(c.inflight_requests for c in options) for f in (min, max))
     longest = max(c.cached_tokens for c in options)
     chosen = first("cache_aware", options, **parameters)
-    if most - least > absolute and most > relative * least:
-        assert chosen.inflight_requests == least
-    elif longest / TOKENS > threshold:
+    if longest / TOKENS > threshold and not (most - least > absolute and most > relative * least):
         assert chosen.cached_tokens == longest
     else:
-        assert chosen.indexed_blocks == min(c.indexed_blocks for c in options)
+        assert chosen.inflight_requests == least
 
 
 def test_cache_aware_keeps_a_match_until_load_is_both_absolutely_and_relatively_uneven() -> None:
@@ -92,8 +90,12 @@ def test_cache_aware_keeps_a_match_until_load_is_both_absolutely_and_relatively_
     assert best("cache_aware", pool(265, 200), **SGLANG_LIBRARY) == "b:1"
 
 
-def test_cache_aware_sends_what_is_hardly_cached_to_the_emptiest_cache() -> None:
-    options = [option("a:1", cached_tokens=300, indexed_blocks=9), option("b:1", indexed_blocks=1, last_chosen=5)]
+def test_cache_aware_sends_what_is_hardly_cached_to_the_least_loaded() -> None:
+    options = [
+        option("a:1", cached_tokens=300, inflight_requests=1),
+        option("b:1", last_chosen=5),
+        option("c:1", inflight_requests=2),
+    ]
     assert best("cache_aware", options) == "b:1"
     assert best("cache_aware", options, cache_threshold=0.29) == "a:1"
 
@@ -139,3 +141,34 @@ def test_llm_d_load_aware_never_leaves_more_than_half_of_the_prompt_cached_behin
     idle = option("b:1")
     assert best("llm_d_load_aware", [option("a:1", cached_tokens=501, waiting_requests=500), idle]) == "a:1"
     assert best("llm_d_load_aware", [option("a:1", cached_tokens=499, waiting_requests=128), idle]) == "b:1"
+
+
+def test_llm_d_affinity_keeps_to_those_that_have_most_of_the_prompt_until_they_are_18_s_behind() -> None:
+    def pool(waiting_tokens: int, cached_tokens: int = 800) -> list[Candidate]:
+        busy = {"waiting_requests": 9, "kv_usage": 0.9, "pending_prefill_tokens": waiting_tokens}
+        return [option("a:1", cached_tokens=cached_tokens, **busy), option("b:1"), option("c:1")]
+
+    assert best("llm_d_affinity", pool(286_000)) == "a:1"  # 17,956 ms at 15,928 tokens a second
+    assert best("llm_d_affinity", pool(287_500)) != "a:1"
+    assert best("llm_d_affinity", pool(0, cached_tokens=799)) != "a:1"
+    assert best("llm_d_affinity", pool(287_500), most_wait_ms=20_000.0) == "a:1"
+
+
+@given(pools())
+def test_llm_d_affinity_ranks_by_the_scores_of_llm_d_within_those_it_keeps(options: list[Candidate]) -> None:
+    sticky = [c for c in options if c.cached_tokens >= 0.8 * TOKENS]
+    kept = sticky or options
+    chosen = first("llm_d_affinity", options, most_wait_ms=1e12)
+    by_llm_d = build_policy("llm_d", {"no_hit_lru_weight": 0.0}).rank(prompt(), kept, Random(0)).order
+    scores = {ranked.candidate.address: ranked.score for ranked in by_llm_d}
+    assert scores[chosen.address] == pytest.approx(min(scores.values()))
+
+
+@given(pools(), st.floats(0.0, 4.0))
+def test_dynamo_kv_takes_the_least_of_weighted_prefill_and_active_blocks(
+    options: list[Candidate], weight: float
+) -> None:
+    def blocks(c: Candidate) -> float:
+        return weight * (c.pending_prefill_tokens + c.uncached_tokens) / 16 + c.inflight_prompt_tokens / 16
+
+    assert blocks(first("dynamo_kv", options, overlap_score_weight=weight)) == pytest.approx(min(map(blocks, options)))

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlead.core.capability import Capability
 from fairlead.policies import build_policy, policy_names
-from tests.core.world import World, always
+from tests.core.world import World, always, carries
 
 MODEL = st.tuples(st.floats(0.01, 2), st.integers(0, 10**6), st.floats(0.02, 1), st.integers(0, 3))
 
@@ -60,10 +61,8 @@ def test_a_more_accurate_model_may_be_worth_its_slowness() -> None:
 
 def test_the_best_model_changes_with_language_and_length() -> None:
     world = World("laar")
-    english = world.endpoint("a:1", "english")
-    japanese = world.endpoint("b:1", "japanese")
-    english.capability = type(english.capability)({**always(0.1).table, "en": (0.9,) * 6 + (0.05,)})
-    japanese.capability = type(english.capability)({**always(0.1).table, "ja": (0.9,) * 7})
+    world.endpoint("a:1", "english", capability=Capability({**always(0.1).table, "en": (0.9,) * 6 + (0.05,)}))
+    world.endpoint("b:1", "japanese", capability=Capability({**always(0.1).table, "ja": (0.9,) * 7}))
     assert world.pick(language="en", bucket=0).model == "english"
     assert world.pick(language="ja", bucket=0).model == "japanese"
     assert world.pick(language="en", bucket=6).model == "japanese"
@@ -74,7 +73,7 @@ def test_fairlead_leaves_a_near_endpoint_for_an_idle_one_when_the_wait_costs_mor
     near = world.endpoint("a:1", rtt_ms=1.0)
     world.endpoint("b:1", rtt_ms=150.0)
     assert world.pick_and_end() == "a:1"
-    near.pending_prefill_tokens = 5000
+    carries(near, pending_prefill_tokens=5000)
     assert world.pick_and_end() == "b:1"
 
 
@@ -121,7 +120,7 @@ def test_session_affinity_moves_only_the_sessions_of_an_endpoint_that_goes() -> 
     for name in "abcd":
         world.endpoint(f"{name}:1")
     before = {n: world.pick(session=f"s{n}").addresses[0] for n in range(60)}
-    world.router.pool.by_address["b:1"].healthy = False
+    world.router.pool.by_address["b:1"].health.healthy = False
     after = {n: world.pick(session=f"s{n}").addresses[0] for n in range(60)}
     assert all(after[n] == home for n, home in before.items() if home != "b:1")
     assert len({after[n] for n, home in before.items() if home == "b:1"}) > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -196,7 +197,7 @@ async def test_an_answer_too_large_to_hold_passes_unjudged(stack: Start, judge: 
     assert not judge.asked.is_set()
 
 
-async def test_a_stream_is_told_the_accepted_answer(stack: Start, judge: Judge) -> None:
+async def test_a_stream_gets_the_accepted_answer(stack: Start, judge: Judge) -> None:
     pool = await started(stack, judge)
     answer = await asked(pool, stream=True, stream_options={"include_usage": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -273,12 +274,15 @@ async def test_new_thresholds_take_effect_without_a_request_lost(stack: Start, j
 async def test_where_the_first_model_is_bound_to_fail_the_next_one_starts(
     stack: Start, judge: Judge, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    table = {language: [0.05] * len(BUCKETS) for language in LANGUAGES}
+    models = {
+        model: {language: [probability] * len(BUCKETS) for language in LANGUAGES}
+        for model, probability in (("small", 0.05), ("large", 0.9))
+    }
     path = tmp_path_factory.mktemp("models") / "capability.json"
-    path.write_bytes(msgspec.json.encode({"task": "kv-lookup", "buckets": BUCKETS, "models": {"small": table}}))
+    path.write_bytes(msgspec.json.encode({"task": "kv-lookup", "buckets": BUCKETS, "models": models}))
     pool = await started(stack, judge, skip_below=0.2)
     assert (await asked(pool)).headers["x-fairlead-cascade-scores"] == "0"
-    pool.write(pool=pool.document["pool"] | {"models": {"small": {"capability": str(path)}}})
+    pool.write(pool=pool.document["pool"] | {"models": {model: {"capability": str(path)} for model in models}})
 
     async def skips() -> bool:
         return (await asked(pool)).headers["x-fairlead-cascade-scores"] == ""
@@ -287,3 +291,36 @@ async def test_where_the_first_model_is_bound_to_fail_the_next_one_starts(
     before = await pool.metric("fairlead_attempts_total", model="small")
     assert text_of(await asked(pool)) == RIGHT
     assert await pool.metric("fairlead_attempts_total", model="small") == before
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+async def test_a_stream_is_still_one_when_the_sidecar_is_killed_while_it_judges(
+    stack: Start, judge: Judge, api: str
+) -> None:
+    pool = await started(stack, judge)
+    judge.hangs = True
+    ask: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}]}
+    path = "/v1/chat/completions"
+    if api == "completions":
+        path, ask = "/v1/completions", {"prompt": QUESTION}
+    body = msgspec.json.encode({"model": "answer", "stream": True, "max_tokens": 64, **ask})
+    asking = asyncio.create_task(pool.ask("POST", path, body))
+    await judge.asked.wait()
+
+    pool.stop_sidecar(signal.SIGKILL)
+    answer = await asking
+
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    first, _, rest = answer.body.partition(b"\n\n")
+    assert rest == b"data: [DONE]\n\n"
+    chunk = msgspec.json.decode(first.removeprefix(b"data: "))
+    (choice,) = chunk["choices"]
+    if api == "chat":
+        assert (chunk["object"], "message" in choice, choice["delta"]["role"]) == (
+            "chat.completion.chunk",
+            False,
+            "assistant",
+        )
+    else:
+        assert choice["text"]

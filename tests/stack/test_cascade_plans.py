@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 from fairlead.cascade.judge import EndpointJudge
-from fairlead.cascade.planner.search import Aim
-from fairlead.cascade.planner.settings import CascadeSettings
-from fairlead.cascade.profiling import Asking, profile, read_requests
-from fairlead.cascade.replanning import Replanner, Watched, watch_windows
 from fairlead.cascade.rows import read_rows
 from fairlead.errors import UserError
+from fairlead.tools.plan.profiling import Asking, profile, read_requests
+from fairlead.tools.plan.replanning import Replanner
+from fairlead.tools.plan.search import Aim
+from fairlead.tools.plan.settings import CascadeSettings
+from fairlead.tools.plan.watching import Watched, watch_windows
 from tests.stack.conftest import Start, engine
 from tests.stack.test_cascade import HALF, Judge, asked, judge, question, routes
 
@@ -35,6 +36,7 @@ SETTINGS = CascadeSettings.model_validate(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_a_profile_taken_through_envoy_and_a_plan_that_follows_the_traffic(
     stack: Start, judge: Judge, tmp_path: Path
 ) -> None:
@@ -53,10 +55,10 @@ async def test_a_profile_taken_through_envoy_and_a_plan_that_follows_the_traffic
     assert all(row.score == 100 for row in rows if row.model == "large")
 
     planner = Replanner(SETTINGS, Aim(least_quality=90), rows)
-    watched = Watched(pool.config_path, "answer", tmp_path / "plan.yaml", tmp_path / "allocation.yaml", 1.0)
+    watched = Watched([pool.config_path], "answer", tmp_path / "plan.yaml", tmp_path / "allocation.yaml", 1.0)
     for number in range(25):  # enough samples to plan from
         await asked(pool, number=number)
-    watching = asyncio.create_task(asyncio.to_thread(lambda: list(watch_windows(planner, watched, 3))))
+    watching = asyncio.create_task(asyncio.to_thread(lambda: list(watch_windows(planner, watched, 8))))
     while not watching.done():
         await asked(pool)
     lines = await watching
@@ -75,7 +77,7 @@ async def test_a_profile_taken_through_envoy_and_a_plan_that_follows_the_traffic
 
 async def test_a_route_without_samples_cannot_be_watched(stack: Start, judge: Judge, tmp_path: Path) -> None:
     pool = await stack(engine("small"), engine("large"), routes=routes(judge))
-    watched = Watched(pool.config_path, "answer", tmp_path / "plan.yaml", tmp_path / "allocation.yaml", 0.5)
+    watched = Watched([pool.config_path], "answer", tmp_path / "plan.yaml", tmp_path / "allocation.yaml", 0.5)
     planner = Replanner(SETTINGS, Aim(least_quality=90), [])
     with pytest.raises(UserError, match="no cascade with a sample"):
         next(watch_windows(planner, watched, 1))

@@ -5,9 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
-from fairlead.decision_log.reader import attempts, read_decisions
-from fairlead.replay.traces import read_trace
+import pytest
+
+from fairlead.client import Retry, ask_async
+from fairlead.decision_log.judged import judged
+from fairlead.decision_log.reader import read_decisions
+from fairlead.tools.replay.traces import read_trace
 from tests.stack.conftest import Stack, Start, engine
 
 SECRET = "the treasure lies under the third palm "
@@ -23,11 +28,12 @@ async def ask(pool: Stack, number: int, **headers: str) -> None:
 
 def fairlead(folder: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "fairlead", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
+@pytest.mark.slow
 async def test_what_was_decided_is_on_disk_without_a_word_of_prompts_and_can_be_replayed_and_judged(
     stack: Start, tmp_path: Path
 ) -> None:
@@ -35,7 +41,7 @@ async def test_what_was_decided_is_on_disk_without_a_word_of_prompts_and_can_be_
         engine("small"),
         engine("large"),
         decisions={"path": "log"},
-        observe={"messages_per_second": 10_000, "interval_ms": 500},
+        observe={"answers_per_second": 10_000, "messages_per_second": 10_000, "interval_ms": 500},
     )
     for number in range(6):
         await ask(pool, number, x_session_id="alice@example.org")
@@ -57,8 +63,8 @@ async def test_what_was_decided_is_on_disk_without_a_word_of_prompts_and_can_be_
     assert rows["blocks"].list.len().min() >= 1  # type: ignore[operator]
     assert rows["total_ms"].min() > 0  # type: ignore[operator]
 
-    known, _ = attempts(rows, checked=False)
-    assert known["correct"].to_list().count(False) >= 1
+    assert judged(rows, checked=False).attempts.is_empty(), "these clients name no question"
+    assert judged(rows, checked=True).attempts["correct"].to_list().count(False) >= 1
     workload = read_trace(folder)
     assert (workload.requests, workload.name) == (6, "log")
     (conversation,) = workload.conversations
@@ -70,6 +76,25 @@ async def test_what_was_decided_is_on_disk_without_a_word_of_prompts_and_can_be_
     )
     assert "from a decision log" in report
     assert "attempts" in fairlead(tmp_path, "fit", str(folder), "--no-plot", "--answers-are-checked")
+
+
+async def test_the_clients_own_questions_are_judged_as_they_went(stack: Start) -> None:
+    pool = await stack(engine("small"), engine("large"), decisions={"path": "log"})
+    truth, rng = [], Random(0)
+    for number in range(40):
+        body = {"model": "auto", "messages": [{"role": "user", "content": f"question {number:04}"}], "max_tokens": 4}
+        session = None if number % 2 else f"session {number // 4}"
+        answer = await ask_async(
+            pool.url, body, lambda _: rng.random() < 0.5, retry=Retry(max_attempts=3), session_id=session
+        )
+        truth += [(a.model, a.correct) for place, a in enumerate(answer.attempts) if place < 2]
+    await pool.at_rest()
+    assert pool.stop_sidecar() == 0
+
+    found = judged(read_decisions(pool.config_path.parent / "log"), checked=False)
+    assert list(found.attempts.select("model", "correct").iter_rows()) == truth
+    assert found.inferred == 0
+    assert {model for model, _ in truth} == {"small", "large"}
 
 
 async def test_its_rows_are_counted(stack: Start) -> None:

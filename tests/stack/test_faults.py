@@ -9,7 +9,7 @@ import pytest
 
 from fairlead.core.health import REQUEST_FAILURES_TO_EJECT, SILENCE_S
 from fairlead.gateway import Mode
-from tests.stack.conftest import Answer, Start, engine
+from tests.stack.conftest import Start, engine
 
 
 async def test_a_dead_engine_costs_no_request(stack: Start) -> None:
@@ -27,14 +27,17 @@ async def test_a_dead_engine_costs_no_request(stack: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [{"kind": "error", "status": 500}, {"kind": "error", "status": 503}, {"kind": "reset"}]
+    "fault", [{"kind": "error", "status": status} for status in (500, 503, 429)] + [{"kind": "reset"}]
 )
 async def test_a_failing_engine_hands_over_to_the_next_of_its_model(stack: Start, fault: dict[str, object]) -> None:
     pool = await stack(engine("small"), engine("small"), engine("large"))
-    await pool.fault(0, **fault)
-    answers = [await pool.chat(model="small") for _ in range(4)]
+    session = {"x-session-id": "s"}
+    home = (await pool.chat(model="small", headers=session)).headers["x-fairlead-endpoint"]
+    failing = [running.address for running in pool.engines].index(home)
+    await pool.fault(failing, **fault)
+    answers = [await pool.chat(model="small", headers=session) for _ in range(4)]
     assert [answer.status for answer in answers] == [200] * 4
-    assert {answer.headers["x-fairlead-endpoint"] for answer in answers} == {pool.engines[1].address}
+    assert {answer.headers["x-fairlead-endpoint"] for answer in answers} == {pool.engines[1 - failing].address}
     assert "fallback" in {answer.headers["x-fairlead-decision"] for answer in answers}
     await pool.at_rest()
 
@@ -66,6 +69,7 @@ async def test_an_engine_that_comes_back_is_chosen_again(stack: Start) -> None:
     await pool.until(served, "the engine is back")
 
 
+@pytest.mark.slow
 async def test_an_engine_that_answers_probes_and_hangs_on_requests_is_ejected(stack: Start) -> None:
     pool = await stack(engine("small"), engine("small"))
     hanging, well = (running.address for running in pool.engines)
@@ -78,9 +82,10 @@ async def test_an_engine_that_answers_probes_and_hangs_on_requests_is_ejected(st
         except TimeoutError:
             return "left"
 
-    first = await asyncio.gather(*(ask() for _ in range(4 * REQUEST_FAILURES_TO_EJECT)))
-    assert first.count("left") >= REQUEST_FAILURES_TO_EJECT
-    assert set(first) == {"left", well}
+    asked: list[str] = []
+    while asked.count("left") < REQUEST_FAILURES_TO_EJECT:  # how many of them go to which engine is the policy's matter
+        asked += await asyncio.gather(*(ask() for _ in range(4 * REQUEST_FAILURES_TO_EJECT)))
+    assert set(asked) == {"left", well}
 
     async def ejected() -> bool:
         return await pool.metric("fairlead_endpoint_ejections_total", endpoint=hanging) == 1
@@ -134,25 +139,18 @@ async def test_while_the_sidecar_is_away_a_client_still_cannot_choose_an_endpoin
 
 
 async def test_more_requests_at_once_than_envoys_default_limit_all_pass(stack: Start) -> None:
-    patient = {"interval_ms": 1000, "timeout_ms": 10_000}  # the engines share this test's busy event loop
-    pool = await stack(engine("small"), engine("small"), observe=patient)
-    await pool.fault(0, kind="slow", delay_ms=5000)
-    await pool.fault(1, kind="slow", delay_ms=5000)
+    # 1,200 at the same moment are 2,400 messages: on a busy machine the last wait longer than the second by default.
+    pool = await stack(engine("small"), engine("small"), gateway={"processor_timeout_ms": 60_000})
+    for each in (0, 1):
+        await pool.fault(each, kind="slow", delay_ms=1e9)
     pool.client.connector._limit = 0  # type: ignore[union-attr]
-    most_in_flight = 0
+    asking = [asyncio.create_task(pool.chat()) for _ in range(1200)]
 
-    async def one(number: int) -> Answer:
-        await asyncio.sleep(number / 500)  # one after the other, so that all are in flight after 2.4 s
-        return await pool.chat()
+    async def all_in_flight() -> bool:
+        return await pool.metric("fairlead_inflight_requests") == len(asking)
 
-    async def watch() -> None:
-        nonlocal most_in_flight
-        while True:
-            most_in_flight = max(most_in_flight, int(await pool.metric("fairlead_inflight_requests")))
-            await asyncio.sleep(0.1)
-
-    watching = asyncio.create_task(watch())
-    answers = await asyncio.gather(*(one(number) for number in range(1200)))
-    watching.cancel()
+    await pool.until(all_in_flight, "more are in flight than the 1,024 that Envoy lets pass by default")
+    for running in pool.engines:
+        running.faults.set(None)
+    answers = await asyncio.gather(*asking)
     assert {(answer.status, answer.body if answer.status != 200 else b"") for answer in answers} == {(200, b"")}
-    assert most_in_flight > 1024

@@ -15,7 +15,7 @@ from fairlead.core.language import LANGUAGES
 from fairlead.core.lengths import BUCKETS
 from fairlead.gateway import Mode
 from tests.core.world import always
-from tests.stack.conftest import Start, engine
+from tests.stack.conftest import WITHIN_S, Start, engine
 
 MODES: list[Mode] = ["buffered", "full_duplex"]
 
@@ -71,9 +71,13 @@ async def test_a_stream_arrives_whole_and_ends_the_load(stack: Start, mode: Mode
 async def test_a_client_that_leaves_ends_the_work_on_the_engine_and_the_load(stack: Start) -> None:
     pool = await stack(engine())
     await pool.fault(0, kind="hang")
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3):
-            await pool.chat()
+    asking = asyncio.create_task(pool.chat())
+
+    async def in_flight() -> bool:
+        return await pool.metric("fairlead_inflight_requests") == 1
+
+    await pool.until(in_flight, "the request is in flight")
+    asking.cancel()
 
     async def counted() -> bool:
         return await pool.metric("fairlead_requests_total", code="499") == 1
@@ -179,4 +183,17 @@ async def test_on_sigterm_running_streams_finish_and_new_requests_still_flow(sta
     answer = await running
     assert answer.body.rstrip().endswith(b"data: [DONE]")
     assert answer.headers["x-fairlead-model"] == "small"
-    assert pool.sidecar.wait(timeout=10) == 0
+    assert pool.sidecar.wait(timeout=WITHIN_S) == 0
+
+
+async def test_a_key_keeps_addresses_of_engines_from_clients(stack: Start) -> None:
+    pool = await stack(engine("small"))
+    assert (await pool.chat()).headers["x-fairlead-endpoint"] == pool.engines[0].address
+
+    pool.write(gateway=pool.document["gateway"] | {"show_endpoint": False})
+
+    async def hidden() -> bool:
+        answer = await pool.chat()
+        return "x-fairlead-endpoint" not in answer.headers and answer.headers["x-fairlead-model"] == "small"
+
+    await pool.until(hidden, "the address is not in answers any more")

@@ -64,5 +64,5 @@ def test_first_tokens_count_only_where_all_three_windows_saw_enough() -> None:
         (1.0, 0.0, math.inf),
     ],
 )
-def test_ratios_of_nothing_and_of_never_are_told(above_ms: float, below_ms: float, expected: float) -> None:
+def test_ratios_of_nothing_and_of_never_are_reported(above_ms: float, below_ms: float, expected: float) -> None:
     assert log_ratio(above_ms, below_ms) == expected

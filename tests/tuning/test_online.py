@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairlead.core.feedback import Outcome
+from fairlead.core.policy import Outcome
 from fairlead.tuning.online import TunerSettings
 from tests.tuning.world import SMALL, Traffic, tuned
 
@@ -54,7 +54,7 @@ def test_noise_is_seldom_taken_for_a_gain() -> None:
     assert verdicts["accepted"] <= verdicts.total() / 5
 
 
-def test_a_gain_below_the_luck_of_lengths_is_found_where_lengths_are_known() -> None:
+def test_a_gain_below_the_noise_of_lengths_is_found_where_lengths_are_known() -> None:
     def long_and_short(seed: int, *, known: bool) -> Any:
         rng = Random(seed)
 
@@ -74,7 +74,7 @@ def test_a_gain_below_the_luck_of_lengths_is_found_where_lengths_are_known() -> 
     assert found[True] > max(0.5, 2 * found[False])
 
 
-def test_what_it_would_have_accepted_is_told_and_nothing_is_routed_differently_in_shadow() -> None:
+def test_what_it_would_have_accepted_is_reported_and_nothing_is_routed_differently_in_shadow() -> None:
     traffic, tuner = tuned(noisy(1, 1.0), apply=False, settings=TunerSettings(20, 5, 20, confidence=0.0))
     traffic.run(5000)
     assert len({id(policy) for policy in traffic.routed_by.values()}) == 1
@@ -128,10 +128,10 @@ def test_weights_that_were_accepted_and_pass_the_guard_later_give_way_to_those_o
 
 
 def test_weights_that_were_accepted_stay_where_the_configured_ones_were_later_still() -> None:
-    def late_at_home(policy: Any, _number: int) -> float:
+    def slow_when_configured(policy: Any, _number: int) -> float:
         return 1000.0 if policy.queue_weight == 1.0 else 500.0
 
-    traffic, tuner = tuned(late_at_home)
+    traffic, tuner = tuned(slow_when_configured)
     while not tuner.verdicts["accepted"]:
         traffic.run(1)
     accepted = tuner.incumbent

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.tuning.surface import Expected, Seen, Surface
+from fairlead.tuning.surface import Expected, SeenTrial, Surface
 
 CENTRE = (0.5, 0.5)
 part = st.floats(0.0, 1.0)
 place = st.tuples(part, part)
-trial = st.builds(Seen, place, place, st.floats(-1.0, 1.0), st.floats(0.0, 1.0))
+trial = st.builds(SeenTrial, place, place, st.floats(-1.0, 1.0), st.floats(0.0, 1.0))
 
 
 def bowl(at: tuple[float, ...]) -> float:
@@ -22,12 +22,12 @@ def bowl(at: tuple[float, ...]) -> float:
     return (at[0] - 0.7) ** 2 + 0.5 * (at[1] - 0.4) ** 2
 
 
-def trials_of_the_bowl(count: int, *, error: float) -> list[Seen]:
+def trials_of_the_bowl(count: int, *, error: float) -> list[SeenTrial]:
     rng = Random(0)
     found = []
     for _ in range(count):
         tried = (rng.uniform(0.2, 0.8), rng.uniform(0.2, 0.8))
-        found.append(Seen(tried, CENTRE, bowl(CENTRE) - bowl(tried) + rng.gauss(0.0, error), error))
+        found.append(SeenTrial(tried, CENTRE, bowl(CENTRE) - bowl(tried) + rng.gauss(0.0, error), error))
     return found
 
 
@@ -38,7 +38,7 @@ def test_before_any_trial_no_gain_is_expected_and_far_places_are_less_sure() -> 
     assert near.error < far.error
 
 
-def test_the_gain_of_a_place_that_was_never_tried_is_told_from_others() -> None:
+def test_the_gain_of_an_untried_point_is_predicted_from_others() -> None:
     surface = Surface(trials_of_the_bowl(60, error=0.02), CENTRE)
     for untried in ((0.7, 0.4), (0.3, 0.5), (0.5, 0.65)):
         expected = surface.expected(untried)
@@ -59,13 +59,13 @@ def test_without_trials_every_direction_is_looked_into() -> None:
 
 def test_a_late_trial_counts_more_than_an_early_one() -> None:
     tried = (0.6, 0.5)
-    good, bad = Seen(tried, CENTRE, 0.1, 0.05), Seen(tried, CENTRE, -0.1, 0.05)
+    good, bad = SeenTrial(tried, CENTRE, 0.1, 0.05), SeenTrial(tried, CENTRE, -0.1, 0.05)
     assert Surface((bad, *[good] * 30), CENTRE).expected(tried).gain > 0.05
     assert Surface((*[bad] * 30, *[good] * 30), CENTRE).expected(tried).gain > 0.0
 
 
 def test_a_trial_far_from_the_incumbent_says_less_of_its_neighbours_than_a_near_one() -> None:
-    near, far = Seen((0.6, 0.5), CENTRE, 0.1, 0.01), Seen((0.6, 1.0), (0.5, 1.0), 0.1, 0.01)
+    near, far = SeenTrial((0.6, 0.5), CENTRE, 0.1, 0.01), SeenTrial((0.6, 1.0), (0.5, 1.0), 0.1, 0.01)
     neighbour = (0.55, 0.5)
     assert Surface((near,), CENTRE).expected(neighbour).error < Surface((far,), CENTRE).expected(neighbour).error
 
@@ -80,7 +80,7 @@ def test_what_is_seen_moves_what_was_expected_by_how_sure_both_are() -> None:
 
 @given(st.lists(trial, max_size=30), place, place, st.integers(0, 99))
 def test_any_trials_give_finite_expectations(
-    trials: list[Seen], around: tuple[float, float], at: tuple[float, float], seed: int
+    trials: list[SeenTrial], around: tuple[float, float], at: tuple[float, float], seed: int
 ) -> None:
     surface = Surface(trials, around)
     expected = surface.expected(at)

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
-from fairlead.core.feedback import Outcome
-from fairlead.core.pool import Endpoint, Pool
-from fairlead.core.router import Decision, Router
+from fairlead.core.in_flight import InFlight
+from fairlead.core.policy import Decision, Outcome
+from fairlead.core.pool import Pool
+from fairlead.core.router import Router
 from fairlead.policies import build_policy
 from fairlead.tuning.online import OnlineTuner, TunerSettings
 from fairlead.tuning.weights import BOXES
-from tests.core.world import request
+from tests.core.world import make_endpoint, request
 
 SMALL: Final = TunerSettings(window=40, wash_out=10, warm_up=20)
 # Of the policy and the request's number: time to the end, that and to the first token, or all there is to tell.
@@ -24,7 +25,7 @@ class Traffic:
     """Requests one every `gap_s`, each of which ends when its time has passed."""
 
     def __init__(self, policy: Any, times_ms: Times, *, gap_s: float = 0.01) -> None:
-        self.router = Router(Pool([Endpoint("a:1", "m")], {}), policy, fallbacks=0, rng=Random(0))
+        self.router = Router(Pool([make_endpoint("a:1", "m")], {}), policy, fallbacks=0, rng=Random(0))
         self.times_ms = times_ms
         self.now_s = 0.0
         self.routed_by: dict[int, Any] = {}
@@ -39,20 +40,21 @@ class Traffic:
         for _ in range(requests):
             self.now_s += self._gap_s
             self._end_until(self.now_s)
-            decision = self.router.decide(request("m"), now_s=self.now_s)
-            assert isinstance(decision, Decision)
+            in_flight = self.router.admit(request("m"), now_s=self.now_s)
+            assert isinstance(in_flight, InFlight)
+            decision = in_flight.decision
+            in_flight.withdraw(self.now_s)  # nothing here depends on load; how it ends is told below
             self.routed_by[decision.number] = self.policy
-            told = self.times_ms(self.policy, decision.number)
-            if isinstance(told, Outcome):
-                outcome = told
+            reported = self.times_ms(self.policy, decision.number)
+            if isinstance(reported, Outcome):
+                outcome = reported
             else:
-                outcome = Outcome(code, *(told if isinstance(told, tuple) else (told, told)))
+                outcome = Outcome(code, *(reported if isinstance(reported, tuple) else (reported, reported)))
             heapq.heappush(self._running, (self.now_s + outcome.total_ms / 1e3, decision.number, decision, outcome))
 
     def _end_until(self, now_s: float) -> None:
         while self._running and self._running[0][0] <= now_s:
             ended_s, _, decision, outcome = heapq.heappop(self._running)
-            decision.ticket.release()
             self.router.feedback(decision, outcome, ended_s)
 
 

@@ -1,8 +1,8 @@
-"""Judges: how good an answer is, 0 to 100. A model behind any OpenAI-compatible endpoint, or a function of Python.
+"""Judges, which grade an answer from 0 to 100: a model behind any OpenAI-compatible endpoint, or a Python function.
 
 A function `score(request, answer)` gets the request's JSON and the answer's text and returns a number; it may be async.
-Another one runs in a thread, so it may take its time. What a judge returns is checked here: prose, nothing, or 200 of
-100 is no score.
+A function that is not async runs in a thread, so it may block. A judge's result is checked here: prose, nothing, or 200
+of 100 is not a score.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _SCORE: Final = re.compile(
     r"(\d{1,3}(?:\.\d+)?)\s*(?:/\s*100|%|out of 100)?\W*",
     re.I,
 )
-_MOST_TEXT: Final = 24_000  # characters of a request or an answer that a judge is shown
+_MOST_TEXT: Final = 24_000  # characters of a request or an answer shown to a judge
 _REPLY_TOKENS: Final = 16
-_LONGEST_REPLY: Final = 200  # characters around a number
+_LONGEST_REPLY: Final = 200  # characters of a reply that may hold a number
 _MOST_REPLY_BYTES: Final = 1 << 20
 
 
@@ -49,7 +49,7 @@ class Judge(Protocol):
 
 
 class EndpointJudge:
-    """A model asked for a grade. The time it may take is the caller's to limit."""
+    """A model asked for a grade. The caller limits the time it may take."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, model: str) -> None:
         self._session = session
@@ -97,13 +97,14 @@ class FunctionJudge:
 
 
 def load_function(name: str, folder: Path) -> Callable[[Mapping[str, Any], str], Any]:
-    """`module:function`, the module installed or in `folder`. Raises UserError if there is no such thing."""
+    """`module:function`, the module installed or in `folder`. Raises UserError if there is no such function."""
     module, _, attribute = name.partition(":")
     sys.path.insert(0, str(folder.absolute()))
     try:
         function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise UserError(f'the judge "{name}" cannot be loaded ({error}); write module:function') from None
+    except Exception as error:  # the module is the user's, and runs as it is imported
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f'the judge "{name}" cannot be loaded ({reason}); write module:function') from None
     finally:
         sys.path.remove(str(folder.absolute()))
     if not callable(function):
@@ -123,7 +124,7 @@ def parse_score(text: str) -> float:
 
 
 def request_text(request: Mapping[str, Any]) -> str:
-    """What was asked, as a judge reads it."""
+    """The request as text for a judge."""
     messages = request.get("messages")
     if not isinstance(messages, list):
         prompt = request.get("prompt", "")
@@ -133,7 +134,7 @@ def request_text(request: Mapping[str, Any]) -> str:
 
 
 def answer_text(body: bytes) -> str:
-    """The text of a chat completion or completion; tool calls as JSON. Raises JudgeError if it is neither."""
+    """The text of a chat completion or completion; tool calls as JSON. Raises JudgeError if `body` is neither."""
     try:
         choice = msgspec.json.decode(body)["choices"][0]
         message = choice.get("message")
@@ -143,7 +144,7 @@ def answer_text(body: bytes) -> str:
             return msgspec.json.encode(message["tool_calls"]).decode()
         return _content(message.get("content"))
     except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
-        raise JudgeError("the reply is no chat completion") from None
+        raise JudgeError("the reply is not a chat completion") from None
 
 
 async def read_at_most(response: aiohttp.ClientResponse, most_bytes: int) -> bytes | None:

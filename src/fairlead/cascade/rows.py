@@ -3,7 +3,7 @@
     {"request": "q1", "model": "small", "prompt_tokens": 812, "output_tokens": 64, "latency_ms": 930.5, "score": 85}
 
 `fairlead plan profile` writes it before anything runs, and the sidecar, from a share of its traffic, while it serves.
-`quality`, where it is there, is what counts for the user (an exact match, say); `score` is what the judge sees.
+`quality`, if given, is what counts for the user (an exact match, say); `score` is the judge's grade.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _EXAMPLE = "Example: fairlead migrate --drain 127.0.0.1:8001 --wait-s 120"
 _POLL_S: Final = 0.2
-_COPY_WITHIN_S: Final = 90.0  # once the session's request has come; the copy's own deadlines are shorter
+_COPY_WITHIN_S: Final = 90.0  # after the session's request; the copy's own deadlines are shorter
 
 
 def register(app: typer.Typer) -> None:
@@ -21,12 +21,12 @@ def register(app: typer.Typer) -> None:
 
 def migrate(
     session: Annotated[str | None, typer.Argument(help="The session's id, as its requests name it.")] = None,
-    to: Annotated[str | None, typer.Option(help="Where it goes.", metavar="HOST:PORT")] = None,
-    tenant: Annotated[str, typer.Option(help="Its tenant, where sessions are kept apart by one.")] = "",
+    to: Annotated[str | None, typer.Option(help="The endpoint to move it to.", metavar="HOST:PORT")] = None,
+    tenant: Annotated[str, typer.Option(help="The session's tenant, if tenants are configured.")] = "",
     drain: Annotated[str | None, typer.Option(help="Move all sessions off this endpoint.", metavar="HOST:PORT")] = None,
     undrain: Annotated[str | None, typer.Option(help="Let it take sessions again.", metavar="HOST:PORT")] = None,
     wait_s: Annotated[float, typer.Option(help="How long to wait for the sessions' next requests.", min=0)] = 60.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and change nothing.")] = False,
     admin: Annotated[str, typer.Option(help="The sidecar's admin address.", metavar="HOST:PORT")] = "127.0.0.1:9003",
 ) -> None:
     """Move a session (SESSION --to ENDPOINT) or all sessions of an endpoint (--drain ENDPOINT).
@@ -38,7 +38,7 @@ def migrate(
     import httpx
 
     from fairlead.errors import UserError
-    from fairlead.pool_setup import resolve
+    from fairlead.serving.pool import resolve
 
     wanted = [name for name, value in (("SESSION", session), ("--drain", drain), ("--undrain", undrain)) if value]
     if len(wanted) != 1 or bool(session) != bool(to):
@@ -46,29 +46,29 @@ def migrate(
     with httpx.Client(base_url=f"http://{_address(admin, '--admin')}", timeout=10.0) as client:
         asking = _Admin(client)
         if session and to:
-            order = {"session": session, "tenant": tenant}
-            _move(asking, order, resolve(_address(to, "--to"), "--to"), wait_s, dry_run=dry_run)
+            named = {"session": session, "tenant": tenant}
+            _move(asking, named, resolve(_address(to, "--to"), "--to"), wait_s, dry_run=dry_run)
         elif drain:
             _drain(asking, resolve(_address(drain, "--drain"), "--drain"), wait_s, dry_run=dry_run)
         elif undrain:
             address = resolve(_address(undrain, "--undrain"), "--undrain")
-            asking.order("undrain", endpoint=address)
+            asking.send("undrain", endpoint=address)
             typer.echo(f"{address} takes sessions again")
 
 
 class _Admin:
-    """The sidecar's admin port. What it refuses is the user's to change."""
+    """The sidecar's admin port. A refusal is shown to the user."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
-    def order(self, name: str, **order: Any) -> dict[str, Any]:
+    def send(self, name: str, **arguments: Any) -> dict[str, Any]:
         import httpx
 
         from fairlead.errors import UserError
 
         try:
-            response = self._client.post(f"/migrate/{name}", json=order)
+            response = self._client.post(f"/migrate/{name}", json=arguments)
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise UserError(f"--admin: no sidecar answers at {self._client.base_url} ({reason}); is it up?") from None
@@ -79,30 +79,30 @@ class _Admin:
         return dict(response.json())
 
 
-def _move(admin: _Admin, order: dict[str, str], to: str, wait_s: float, *, dry_run: bool) -> None:
-    planned = admin.order("move", **order, to=to, dry_run=dry_run)
+def _move(admin: _Admin, named: dict[str, str], to: str, wait_s: float, *, dry_run: bool) -> None:
+    planned = admin.send("move", **named, to=to, dry_run=dry_run)
     typer.echo(f"from {planned['from']} to {planned['to']} at its next request: {planned['way']}")
     if dry_run:
         return
     until_s, came = time.monotonic() + wait_s, False
     with _progress() as bar:
         task = bar.add_task("waiting for its next request", total=None)
-        while (now := admin.order("session", **order))["endpoint"] != to:
+        while (now := admin.send("session", **named))["endpoint"] != to:
             if not now["waits"]:
                 if came and not now["copies"]:
-                    _fail("it could not be moved and lives where it was; the sidecar's log and metrics say why")
+                    _fail("it could not be moved and stays where it was; the sidecar's log and metrics say why")
                 if not came:
                     came, until_s = True, time.monotonic() + _COPY_WITHIN_S
                     bar.update(task, description="copying")
             if time.monotonic() > until_s:
-                admin.order("cancel", **order)
-                _fail(f"it sent no request within {wait_s:g} s; it stays, and the order is taken back")
+                admin.send("cancel", **named)
+                _fail(f"it sent no request within {wait_s:g} s; it stays, and the move is cancelled")
             time.sleep(_POLL_S)
-    typer.echo(f"it lives at {to}")
+    typer.echo(f"it is bound to {to}")
 
 
 def _drain(admin: _Admin, address: str, wait_s: float, *, dry_run: bool) -> None:
-    began = admin.order("drain", endpoint=address, dry_run=dry_run)
+    began = admin.send("drain", endpoint=address, dry_run=dry_run)
     typer.echo(
         f"{began['sessions']} sessions and {began['inflight_requests']} requests in flight at {address}; "
         f"other endpoints: {', '.join(began['targets'])}; "
@@ -113,13 +113,13 @@ def _drain(admin: _Admin, address: str, wait_s: float, *, dry_run: bool) -> None
     with _progress() as bar:
         task = bar.add_task("sessions move away", total=began["sessions"])
         until_s = time.monotonic() + wait_s
-        while (left := admin.order("drained", endpoint=address)["sessions"]) and time.monotonic() < until_s:
+        while (left := admin.send("drained", endpoint=address)["sessions"]) and time.monotonic() < until_s:
             bar.update(task, completed=max(0, began["sessions"] - left))
             time.sleep(_POLL_S)
-        released = admin.order("release", endpoint=address)["released"]
+        released = admin.send("release", endpoint=address)["released"]
         bar.update(task, completed=began["sessions"], description="requests end")
         until_s = time.monotonic() + wait_s
-        while (running := admin.order("drained", endpoint=address)["inflight_requests"]) and time.monotonic() < until_s:
+        while (running := admin.send("drained", endpoint=address)["inflight_requests"]) and time.monotonic() < until_s:
             time.sleep(_POLL_S)
     if released:
         typer.echo(f"{released} sessions sent no request in time; they compute their context again wherever they go")

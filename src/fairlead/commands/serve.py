@@ -24,9 +24,9 @@ def serve(
 
     import uvloop
 
-    from fairlead.memory import keep_freed_memory
-    from fairlead.sidecar import run
-    from fairlead.telemetry.logs import set_up_logs
+    from fairlead.serving.logs import set_up_logs
+    from fairlead.serving.memory import keep_freed_memory
+    from fairlead.serving.run import run
 
     keep_freed_memory()
     set_up_logs()

@@ -1,17 +1,18 @@
-"""`fairlead up URL...`: Envoy and the sidecar in front of engines that already run, without a configuration."""
+"""`fairlead up URL...`: Envoy and the sidecar in front of running engines, without a configuration."""
 
 from __future__ import annotations
 
 import asyncio
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairlead.errors import UserError
+from fairlead.errors import UserError, how_to_install
 
 if TYPE_CHECKING:
-    from fairlead.engines.discovery import FoundEngine
+    from fairlead.engines.introduction import FoundEngine
 
 _EXAMPLE = "Example: fairlead up http://10.0.0.1:8000 http://10.0.0.2:8000"
 _MARK = "# Written by `fairlead up`, which will write it again; copy it before you change it.\n"
@@ -37,11 +38,11 @@ def up(
     import yaml
 
     from fairlead.config import parse
-    from fairlead.engines.discovery import discover
-    from fairlead.telemetry.logs import set_up_logs
+    from fairlead.engines.introduction import discover
+    from fairlead.serving.logs import set_up_logs
 
     addresses = [_address(url) for url in urls]
-    engines = uvloop.run(discover(addresses))
+    engines = _that_serve_alone(uvloop.run(discover(addresses)))
     document = {"listen": {"grpc": grpc, "admin": admin}, "gateway": {"listen": listen}, **_pool(engines)}
     text = _MARK + yaml.safe_dump(document, sort_keys=False)
     parse(text, str(config))
@@ -53,10 +54,10 @@ def up(
 
 
 async def _run(config: Path, envoy_admin: str) -> None:
-    """The sidecar first, so that Envoy finds it; either one's end is the end."""
+    """Start the sidecar first, so that Envoy finds it; when either ends, both end."""
     from fairlead import gateway
     from fairlead.config import load
-    from fairlead.sidecar import run
+    from fairlead.serving.run import run
 
     loaded = load(config)
     base = f"http://{loaded.gateway.listen}"
@@ -75,7 +76,7 @@ async def _run(config: Path, envoy_admin: str) -> None:
             typer.echo("Ctrl-C ends it.")
             await _first_of(serving, asyncio.create_task(envoy.wait()))
             if not serving.done():
-                raise UserError(f"Envoy ended; its last words were:\n{envoy.log_tail()}")
+                raise UserError(f"Envoy ended; its log ends:\n{envoy.log_tail()}")
         return await serving
     finally:
         serving.cancel()
@@ -83,9 +84,20 @@ async def _run(config: Path, envoy_admin: str) -> None:
 
 
 async def _first_of(lasting: asyncio.Task[None], other: asyncio.Task[Any]) -> None:
-    """Wait for either; `other` is not needed any more then."""
+    """Wait for either, then cancel `other`."""
     await asyncio.wait((lasting, other), return_when=asyncio.FIRST_COMPLETED)
     other.cancel()
+
+
+def _that_serve_alone(engines: list[FoundEngine]) -> list[FoundEngine]:
+    alone = [engine for engine in engines if engine.info.role == "plain"]
+    for engine in engines:
+        if engine.info.role != "plain":
+            half = "prefill" if engine.info.role == "prefill" else "decoding"
+            typer.echo(f"{engine.address}: left out, as it does only the {half} of a request", err=True)
+    if not alone:
+        raise UserError("none of these servers serves requests by itself; start one without --disaggregation-mode")
+    return alone
 
 
 def _address(url: str) -> str:
@@ -100,11 +112,22 @@ def _pool(engines: list[FoundEngine]) -> dict[str, Any]:
     for engine in engines:
         lengths = [e.max_model_len for e in engines if e.model == engine.model and e.max_model_len is not None]
         models[engine.model] = {"max_model_len": min(lengths)} if lengths else {}
-    endpoints = [{"address": e.address, "model": e.model, "engine": e.engine} for e in engines]
+    endpoints = [_endpoint(engine) for engine in engines]
     pool: dict[str, Any] = {"pool": {"endpoints": endpoints, "models": models}}
     if len(models) > 1 and _ROUTE not in models:
         pool["routes"] = {_ROUTE: list(models)}
     return pool
+
+
+def _endpoint(engine: FoundEngine) -> dict[str, Any]:
+    endpoint: dict[str, Any] = {"address": engine.address, "model": engine.model, "engine": engine.engine}
+    kv_events = engine.kv_events()
+    if kv_events is None:
+        return endpoint
+    if find_spec("zmq") is None:
+        typer.echo(f"{engine.address}: publishes KV events, which are not followed; {how_to_install('kv-events')}")
+        return endpoint
+    return endpoint | {"kv_events": kv_events}
 
 
 def _write(path: Path, text: str) -> None:

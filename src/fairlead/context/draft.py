@@ -1,6 +1,6 @@
-"""One text on its way to the model: its blocks found, what was read before replaced by references, its order open.
+"""A text in preparation: its blocks found and repetitions replaced by references, the order of blocks still open.
 
-Settled by `arranged`, which takes the blocks' order. Nothing here remembers anything: see `context.reuse`.
+`arranged` fixes that order. Nothing here keeps state: see `context.reuse`.
 """
 
 from __future__ import annotations
@@ -11,52 +11,107 @@ from typing import Final
 import msgspec
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from fairlead.context.annotate import order_annotation
+from fairlead.context.annotate import list_labels, order_annotation
 from fairlead.context.blocks import Format, Group, find_groups
+from fairlead.context.census import Census, Claim, Named, named_blocks
 from fairlead.context.dedup import LEAST_IN_PARTS_BYTES, Seen, repeated_blocks, without_repeated_parts
 from fairlead.context.escaped import Piece, applied
-from fairlead.context.order import Order
+from fairlead.context.order import Permutation
 
-MOST_GROUPS: Final = 64  # of a text; one with more is prose that mentions tags, and stays as it is
+MOST_GROUPS: Final = 64  # in a text; one with more is prose that mentions tags, and stays unchanged
+ORDER_QUOTED_BYTES: Final = 30  # of a document without a name, in the note on the order
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What is done to a request's blocks, and in which formats they are looked for."""
+    """What is done to a request's blocks, and which formats are searched for."""
 
     order: bool
     dedup: bool
     formats: tuple[Format, ...]
 
 
+class Found(msgspec.Struct, frozen=True):
+    """A text and the blocks found in it. Texts with too many groups have none: they are prose that mentions tags."""
+
+    text: bytes
+    groups: tuple[Group, ...]
+    named: tuple[Named, ...]  # the blocks of all groups
+
+    def outside(self) -> bytes:
+        """The text between its blocks."""
+        spans = [(block.start, block.end) for group in self.groups for block in group.blocks]
+        starts, ends = [0, *[end for _, end in spans]], [*[start for start, _ in spans], len(self.text)]
+        return b"\n".join([self.text[start:end] for start, end in zip(starts, ends, strict=True)])
+
+
+def found_in(text: bytes, settings: Settings) -> Found:
+    groups = find_groups(text, settings.formats)
+    if len(groups) > MOST_GROUPS:
+        groups = []
+    return Found(text, tuple(groups), named_blocks(text, groups))
+
+
 class Draft(msgspec.Struct, frozen=True):
-    """A text whose blocks are known. By group and block, in the order received: pieces and a hash of what they say."""
+    """A text whose blocks are known.
+
+    For each group and block, in the order received: its pieces and a hash of its content.
+    """
 
     text: bytes
     groups: tuple[Group, ...] = ()
+    named: tuple[Named, ...] = ()
     rendered: tuple[tuple[tuple[Piece, ...], ...], ...] = ()
     ids: tuple[tuple[int, ...], ...] = ()
     references: tuple[tuple[int, ...], ...] = ()  # positions of the blocks that are references
-    bodies: tuple[tuple[bytes, bytes], ...] = ()  # first read here, by digest, with their names
+    claims: tuple[Claim, ...] = ()  # what the references rest on
     parts: tuple[tuple[bytes, int], ...] = ()
-    whole: tuple[Piece, ...] = ()  # of a text without groups
-    dropped_bytes: int = 0  # replaced by references, less these
+    whole: tuple[Piece, ...] = ()  # the pieces of a text without groups
+    dropped_bytes: int = 0  # bytes saved: what references replaced, less the references
+
+    def names(self, number: int, census: Census) -> Sequence[bytes] | None:
+        """How a note on the order names the blocks of a group; None if not all can be named."""
+        group = self.groups[number]
+        if group.format == "numbered":
+            return ()
+        first = sum(len(other.blocks) for other in self.groups[:number])
+        names = []
+        for block, named in zip(group.blocks, self.named[first:], strict=False):
+            body = self.text[block.body_start : block.body_end]
+            claim = census.claim(named, body, ORDER_QUOTED_BYTES)
+            if claim is None:
+                return None
+            names.append(claim.words)
+        return names
 
 
-Choose = Callable[[int, int], Order]  # group, hash of all that the model reads before it
+Choose = Callable[[int, int], Permutation]  # arguments: group, hash of all that the model reads before it
+Names = Callable[[int], Sequence[bytes]]  # argument: a group whose order is changed
 
 
-def draft(text: bytes, role: str, settings: Settings, seen: Seen, text_place: int) -> Draft:
-    """Find the blocks of a text. What it has that was not read before is put into `seen`."""
-    groups = find_groups(text, settings.formats)
-    if len(groups) > MOST_GROUPS:
-        return Draft(text)
-    bodies: dict[bytes, bytes] = {}
+def draft(
+    found: Found,
+    role: str,
+    settings: Settings,
+    seen: Seen,
+    census: Census,
+    text_place: int,
+    too_late: Callable[[], bool],
+) -> Draft | None:
+    """Replace what is repeated in a text. What first occurs in it is added to `seen`. None if time ran out."""
+    text, groups = found.text, found.groups
+    here: set[bytes] = set()
     own_parts: dict[bytes, int] = {}
+    claims: list[Claim] = []
     rendered: list[tuple[tuple[Piece, ...], ...]] = []
     references: list[tuple[int, ...]] = []
     whole: tuple[Piece, ...] = ()
+    if too_late():
+        return None
+    first = 0
     for group in groups:
-        replaced = repeated_blocks(text, group, seen, bodies) if settings.dedup else {}
+        named = found.named[first : first + len(group.blocks)]
+        first += len(group.blocks)
+        replaced = repeated_blocks(text, group, named, seen, here, census, claims) if settings.dedup else {}
         references.append(tuple(replaced))
         blocks: list[tuple[Piece, ...]] = []
         for place, block in enumerate(group.blocks):
@@ -64,25 +119,45 @@ def draft(text: bytes, role: str, settings: Settings, seen: Seen, text_place: in
             if place in replaced:
                 body = [replaced[place]]
             elif settings.dedup and group.format != "json":
-                body = without_repeated_parts(text, block.body_start, block.body_end, seen, own_parts, text_place)
+                shorter = without_repeated_parts(
+                    text, block.body_start, block.body_end, seen, own_parts, text_place, too_late
+                )
+                if shorter is None:
+                    return None
+                body = shorter
             blocks.append(_joined((block.start, block.body_start), *body, (block.body_end, block.end)))
         rendered.append(tuple(blocks))
-    is_plain = not groups and len(text) >= LEAST_IN_PARTS_BYTES and not text.lstrip().startswith((b"{", b"["))
-    if is_plain and settings.dedup and role == "tool":
-        whole = _joined(*without_repeated_parts(text, 0, len(text), seen, own_parts, text_place))
+        if too_late():
+            return None
+    if settings.dedup and is_plain(found, role):
+        shorter = without_repeated_parts(text, 0, len(text), seen, own_parts, text_place, too_late)
+        if shorter is None:
+            return None
+        whole = _joined(*shorter)
     for digest, place in own_parts.items():
         seen.parts.setdefault(digest, place)
     ids = tuple([tuple([xxh3_64_intdigest(applied(text, block)) for block in blocks]) for blocks in rendered])
     return Draft(
         text=text,
-        groups=tuple(groups),
+        groups=groups,
+        named=found.named,
         rendered=tuple(rendered),
         ids=ids,
         references=tuple(references),
-        bodies=tuple(bodies.items()),
+        claims=tuple(claims),
         parts=tuple(own_parts.items()),
         whole=whole,
         dropped_bytes=_dropped_bytes(text, groups, rendered, whole),
+    )
+
+
+def is_plain(found: Found, role: str) -> bool:
+    """Whether repeated parts are looked for in all of a text: a long answer of a tool without blocks."""
+    return (
+        role == "tool"
+        and not found.groups
+        and len(found.text) >= LEAST_IN_PARTS_BYTES
+        and not found.text.lstrip().startswith((b"{", b"["))
     )
 
 
@@ -98,10 +173,11 @@ def _dropped_bytes(
     return dropped
 
 
-def arranged(made: Draft, before: int, choose: Choose) -> tuple[Piece, ...] | None:
+def arranged(made: Draft, before: int, choose: Choose, names: Names) -> tuple[Piece, ...] | None:
     """The text's pieces with each group in the order that `choose` gives; None if the text stays as it is.
 
-    `before` is the hash of all that the model reads before this text.
+    `before` is the hash of all that the model reads before this text. `names` is asked for the names of the blocks of a
+    group, other than a numbered list, whose order `choose` has changed.
     """
     text = made.text
     pieces: list[Piece] = []
@@ -122,7 +198,8 @@ def arranged(made: Draft, before: int, choose: Choose) -> tuple[Piece, ...] | No
             pieces += made.rendered[number][block]
         cursor = blocks[-1].end
         if order != tuple(range(len(blocks))):
-            pieces += ((cursor, group.end), order_annotation(text, group, order))
+            labels = list_labels(group, order) if group.format == "numbered" else names(number)
+            pieces += ((cursor, group.end), order_annotation(text, group, labels))
             cursor = group.end
     pieces += made.whole or ((cursor, len(text)),)
     settled = _joined(*pieces)
@@ -130,7 +207,7 @@ def arranged(made: Draft, before: int, choose: Choose) -> tuple[Piece, ...] | No
 
 
 def _joined(*pieces: Piece) -> tuple[Piece, ...]:
-    """The same pieces without empty ones, and slices that meet made one."""
+    """The same pieces without empty ones, adjacent slices merged."""
     joined: list[Piece] = []
     for piece in pieces:
         if isinstance(piece, bytes):

@@ -1,6 +1,6 @@
-"""A JSON string as it was written: its text, and where each byte of the text stands in what was written.
+"""A JSON string literal: its text, and where each byte of the text is in the literal. Clients escape differently.
 
-Clients escape differently. What stays of a text stays as its client wrote it, byte for byte: routing hashes it so.
+The kept parts of a text stay byte for byte as the client wrote them, because routing hashes those bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-Piece = tuple[int, int] | bytes  # of a changed text: a slice of what it was, or new text
+Piece = tuple[int, int] | bytes  # a piece of a changed text: a slice of the old one, or new text
 
 _UNICODE: Final = re.compile(rb"(?:\\u[0-9a-fA-F]{4})+")
 _UNIT: Final = 6  # bytes of one escaped unit, such as \u3042
@@ -21,7 +21,7 @@ _decode = msgspec.json.Decoder(str).decode
 
 
 class Escaped:
-    """A JSON string literal, with its quotes. Raises msgspec.DecodeError for one that is no text."""
+    """A JSON string literal, with its quotes. Raises msgspec.DecodeError if it is not valid."""
 
     __slots__ = ("_raw", "_raw_ends", "_text_ends", "text")
 
@@ -33,7 +33,7 @@ class Escaped:
 
     @classmethod
     def read(cls, raw: bytes) -> Escaped | None:
-        """None for half a surrogate pair, which JSON can write and UTF-8 cannot."""
+        """None if it has half a surrogate pair, which JSON can express and UTF-8 cannot."""
         try:
             return cls(raw)
         except (msgspec.DecodeError, UnicodeError):
@@ -72,7 +72,7 @@ class Escaped:
         return end
 
     def _find_escapes(self) -> list[int]:
-        """For each escape or run of escaped units, its end in the text, and in `_raw_ends` its end in the literal."""
+        """For each escape or run of escaped units: its end in the text and, in `_raw_ends`, in the literal."""
         raw, text_ends, raw_ends = self._raw, [0], self._raw_ends
         text_end, raw_end = 0, 1
         raw_ends.append(raw_end)

@@ -2,11 +2,9 @@
 
 A prefix of an emitted order is one 64-bit hash, made from the hash of the prefix before it and its last block; the
 prefix without blocks is the hash of all that the model reads before them. So the tree of the paper (section 4.1) needs
-no nodes: whether a prefix can be extended by a block is one look into a table, however many children the prefix has,
-and only what was emitted after the very same text can ever be matched.
-
-It says what was sent, not what an engine still holds: that is the prefix index's knowledge (`core.prefix_index`), and
-whoever asked it tells this index which orders nobody holds any more.
+no nodes: whether a prefix can be extended by a block is one table lookup, however many children the prefix has, and a
+match is always preceded by exactly the same text. It records what was sent, not what an engine still holds: the prefix
+index (`core.prefix_index`) knows that, and its caller drops from this index the orders that no engine holds any more.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
 
 class ContextIndex:
-    """Emitted orders, the least recently used dropped first. Every method is O(blocks) but for `search`."""
+    """Emitted orders; the least recently used are dropped first. Every method except `search` is O(blocks)."""
 
     def __init__(self, *, max_prefixes: int = DEFAULT_MAX_PREFIXES) -> None:
         self.shard_prefixes = max(1, max_prefixes // _SHARDS)
@@ -40,14 +38,14 @@ class ContextIndex:
         return sum(map(len, self._shards))
 
     def search(self, root: int, blocks: Sequence[int], sizes: Sequence[int], most: int = 1) -> list[Match]:
-        """The `most` ways to begin with blocks in an order sent after `root`, those of the largest size first.
+        """Up to `most` orders sent after `root` that these blocks can begin with, the largest first.
 
-        Among equal ones the path whose blocks moved least comes first (the second term of the paper's equation 1).
-        Paths end where nothing extends them, so none is the beginning of another. In place of the paper's greedy
-        descent (algorithm 1) all such paths are followed, up to a fixed number of prefixes.
+        Among equals, the path whose blocks move least comes first (the second term of the paper's equation 1). Paths
+        are maximal, so none is a prefix of another. Instead of the paper's greedy descent (algorithm 1), all such paths
+        are followed, up to a fixed number of prefixes.
         """
         shards = self._shards
-        # The last that is found extended is followed first: that which is the nearest to the request.
+        # The extension found last is followed first: it is nearest to the request's own order.
         places = list(enumerate(blocks))[::-1]
         total = sum(sizes)
         found: list[Match] = []
@@ -70,7 +68,7 @@ class ContextIndex:
         return found[:most]
 
     def insert(self, root: int, blocks: Sequence[int]) -> None:
-        """An order was sent after `root`: it is now the most recently used."""
+        """Record that an order was sent after `root`; it becomes the most recently used."""
         prefix = root
         keys = [prefix := hash((prefix, block)) for block in blocks]
         for key in reversed(keys):  # the head is used last, and so dropped last
@@ -92,7 +90,7 @@ class ContextIndex:
         return len(blocks)
 
     def drop(self, root: int, blocks: Sequence[int]) -> None:
-        """Nobody holds anything of this order any more: drop its prefixes, and so all that went on from them."""
+        """No engine holds this order any more: drop its prefixes, and with them every order that continues it."""
         prefix = root
         for block in blocks:
             prefix = hash((prefix, block))

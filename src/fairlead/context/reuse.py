@@ -1,9 +1,8 @@
-"""Context reuse on request bodies: what may be sent in place of a request, and the memory that keeps a conversation's
-prefix the same from turn to turn.
+"""Context reuse on request bodies: the forms to send, and the memory that keeps a conversation's prefix stable.
 
-`plan` gives the forms that a request may take: as received but for repetitions, and aligned to what was sent before.
-Whoever knows what each endpoint holds chooses one (`core.router`); without endpoints `Plan.best` is the one. `commit`
-then remembers it: a text that comes again in the same conversation becomes what it became the first time.
+`plan` gives the forms that a request may take: as received with repetitions replaced, and aligned to what was sent
+before. The router, which knows what each endpoint holds, chooses one; without endpoints it is `Plan.best`. `commit`
+then remembers it, so that a text that comes again in the same conversation is sent as it was the first time.
 
 Two tenants share nothing. Two sessions of a tenant share the index of orders, and no memory.
 """
@@ -11,22 +10,22 @@ Two tenants share nothing. Two sessions of a tenant share the index of orders, a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
 from fairlead.context.draft import Settings
-from fairlead.context.forms import Form, Kept, Work
+from fairlead.context.forms import Form, Kept, Reading, Work
 from fairlead.context.index import ContextIndex
-from fairlead.context.texts import read_texts
+from fairlead.context.texts import Text, read_texts
 
 LIMIT_S: Final = 0.005
 DEFAULT_MEMORY_BYTES: Final = 64 * 1024 * 1024
 
 _SHARDS: Final = 16  # growing a table copies it: many small ones, so that no request waits for a large one
-_LEAST_TEXT_BYTES: Final = 64  # a shorter text has no blocks worth looking for
-_MOST_TEXT_BYTES: Final = 256 * 1024  # some 3 ms; of a longer one nothing is read
+_LEAST_TEXT_BYTES: Final = 64  # shorter texts are not searched for blocks
+_MOST_TEXT_BYTES: Final = 256 * 1024  # takes some 3 ms; longer texts are not read
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -37,7 +36,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Counts:
-    """Since the start; those of requests that were changed and of tokens are the request path's."""
+    """Counts since the start; the request path adds the changed requests and the tokens."""
 
     __slots__ = (
         "changed",
@@ -52,10 +51,10 @@ class Counts:
     def __init__(self) -> None:
         self.planned = 0
         self.changed = 0
-        self.late = 0  # requests of which texts went on unread, as the time was over
+        self.late = 0  # requests with texts left unread because time ran out
         self.failures = 0
         self.last_failure = ""
-        self.reordered_tokens = 0  # found in a cache thanks to another order
+        self.reordered_tokens = 0  # found in a cache because of the changed order
         self.dropped_tokens = 0
 
 
@@ -65,7 +64,7 @@ class ContextReuse:
     def __init__(
         self,
         *,
-        clock_s: Callable[[], float],
+        clock_s: Callable[[], float],  # CPU time if requests share the process: others' work must not count
         index: ContextIndex | None = None,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         limit_s: float = LIMIT_S,
@@ -75,39 +74,57 @@ class ContextReuse:
         self._clock_s = clock_s
         self._limit_s = limit_s
         self._shard_bytes = memory_bytes // _SHARDS
-        # By the hash of a conversation up to and with a text.
+        # Keys: the hash of a conversation up to and including a text.
         self._memory: tuple[OrderedDict[int, Kept], ...] = tuple(OrderedDict() for _ in range(_SHARDS))
         self._used_bytes = [0] * _SHARDS
 
     @property
     def used_bytes(self) -> int:
-        """Of the memory of conversations, about."""
+        """Approximate memory of the remembered conversations."""
         return sum(self._used_bytes)
 
     def plan(self, body: bytes, settings: Settings, *, tenant: bytes = b"", session: bytes = b"") -> Plan | None:
-        """How `body` may be sent; None if it has no text that could be changed, or is no JSON that an engine takes.
+        """How `body` may be sent; None if it has no text that could be changed, or is not JSON that an engine accepts.
 
-        After `limit_s` texts that are not remembered go on as they are, now and whenever they come again.
+        After `limit_s`, texts that are not remembered are sent unchanged, now and at every later turn; what they
+        contain is caught up with at later turns, so that texts after them can refer to it.
         """
+        deadline_s = self._clock_s() + self._limit_s
         try:
             texts = read_texts(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        deadline_s = self._clock_s() + self._limit_s
+        if texts is None:
+            self.counts.late += 1
+            return None
+
+        def too_late() -> bool:
+            return self._clock_s() > deadline_s
+
         work = Work(self.index, settings, tenant, session)
-        late = False
+        readings: list[Reading] = []
         for text in texts:
-            if text.place is None or not _LEAST_TEXT_BYTES < len(text.raw) < _MOST_TEXT_BYTES:
-                work.pass_on(text)
-                continue
-            kept = self._remembered(work.key(text))
-            if kept is not None:
-                work.repeat(text, kept)
-                continue
-            late = late or self._clock_s() > deadline_s
-            if late or not work.make(text, lambda: self._clock_s() > deadline_s):
-                late = True
-                work.repeat(text, Kept())
+            key = work.key(text)
+            readings.append(Reading(text, key, self._remembered(key) if _is_searched(text) else None))
+        unread = [one for one in readings if _is_searched(one.text) and (one.kept is None or one.kept.unread)]
+        unlooked = _look_at(work, unread, too_late)
+        unlooked |= _look_at(work, work.begin(readings), too_late)
+        late = False
+        for reading in readings:
+            kept = reading.kept
+            if not _is_searched(reading.text):
+                work.pass_on(reading)
+            elif kept is not None and not kept.unread:
+                work.repeat(reading, kept)
+            else:
+                late = late or id(reading) in unlooked or too_late()
+                if kept is not None:  # it was sent unchanged, and stays so
+                    caught_up = None if late else work.catch_up(reading, too_late)
+                    late = caught_up is None
+                    work.repeat(reading, kept if caught_up is None else caught_up)
+                elif late or not work.make(reading, too_late):
+                    late = True
+                    work.repeat(reading, Kept(unread=True))
         self.counts.late += late
         forms = work.forms(body)
         if forms is None:
@@ -128,7 +145,7 @@ class ContextReuse:
             self.index.drop(sent.root, sent.ids)
 
     def rewrite(self, body: bytes, settings: Settings, *, tenant: bytes = b"", session: bytes = b"") -> bytes:
-        """The body to send where one engine serves all: `plan` and `commit` of its best form."""
+        """The body to send if one engine serves all: `plan` and `commit` of its best form."""
         plan = self.plan(body, settings, tenant=tenant, session=session)
         if plan is None:
             return body
@@ -146,9 +163,27 @@ class ContextReuse:
     def _remember(self, key: int, kept: Kept) -> None:
         number = key % _SHARDS
         shard = self._memory[number]
-        if key in shard:
+        before = shard.get(key)
+        if before is kept:
             return
+        if before is not None:
+            self._used_bytes[number] -= before.size_bytes()
         shard[key] = kept
         self._used_bytes[number] += kept.size_bytes()
         while self._used_bytes[number] > self._shard_bytes:
             self._used_bytes[number] -= shard.popitem(last=False)[1].size_bytes()
+
+
+def _is_searched(text: Text) -> bool:
+    return text.place is not None and _LEAST_TEXT_BYTES < len(text.raw) < _MOST_TEXT_BYTES
+
+
+def _look_at(work: Work, readings: Iterable[Reading], too_late: Callable[[], bool]) -> set[int]:
+    """Finds the blocks of these texts; returns the `id`s of those for which there was no time."""
+    unlooked: set[int] = set()
+    for reading in readings:
+        if unlooked or too_late():
+            unlooked.add(id(reading))
+        else:
+            work.look_at(reading)
+    return unlooked

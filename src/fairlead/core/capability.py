@@ -6,10 +6,11 @@ time. `parse_capability_file` takes the bytes of such a file, and files written 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from fairlead.core.language import LANGUAGES
 from fairlead.core.lengths import BUCKETS, FIRST_BUCKET_TOKENS, bounds_tokens, bucket_names, bucket_of
@@ -18,24 +19,27 @@ from fairlead.core.lengths import BUCKETS, FIRST_BUCKET_TOKENS, bounds_tokens, b
 # fitted on a few hundred attempts cannot tell 0 from 1 in 100 anyway. The upper end needs no bound: L/1 is L.
 LEAST_SUCCESS_PROBABILITY: Final = 0.01
 
-_LONGEST_FIRST_BUCKET_TOKENS: Final = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class Capability:
     """One model's probability of a right answer. `table` holds, by language, one probability for each bucket.
 
-    The buckets are `lengths.BUCKETS`, or, with `bounds` of its own, those of the file's scale.
+    The buckets are `lengths.BUCKETS`, or, with `bounds` of its own, those of the file's scale. `tasks` holds tables of
+    its own for some tasks.
     """
 
     table: Mapping[str, tuple[float, ...]]
     bounds: tuple[int, ...] | None = None
+    tasks: Mapping[str, Capability] = field(default_factory=dict)
 
-    def success_probability(self, language: str, bucket: int, tokens: int = 0) -> float:
+    def success_probability(self, language: str, bucket: int, tokens: int = 0, task: str = "") -> float:
         """For a prompt of `tokens`, whose `lengths.bucket_of` is `bucket`; only a table of another scale needs tokens.
 
-        Never below LEAST_SUCCESS_PROBABILITY. A language that the table does not know counts as `other`.
+        Never below LEAST_SUCCESS_PROBABILITY. A language that the table does not know counts as `other`, and a task
+        without a table as any.
         """
+        if task and (own := self.tasks.get(task)) is not None:
+            return own.success_probability(language, bucket, tokens)
         if self.bounds is not None:
             bucket = bucket_of(tokens, self.bounds)
         try:
@@ -63,64 +67,55 @@ class CapabilityFile:
             raise ValueError(f'no model "{model}"; the file has {", ".join(self.models)}') from None
 
 
+_Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Row = Annotated[list[_Probability], msgspec.Meta(min_length=len(BUCKETS), max_length=len(BUCKETS))]
+
+
+class _Document(msgspec.Struct):
+    """What is read of a file by `fairlead fit`. Rows are read one by one, so that errors can name them."""
+
+    task: Annotated[str, msgspec.Meta(min_length=1)]
+    buckets: list[str]
+    models: Annotated[dict[str, dict[str, msgspec.Raw]], msgspec.Meta(min_length=1)]
+    first_bucket_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = FIRST_BUCKET_TOKENS
+
+
+_FORM: Final = '{"task": "...", "buckets": [...], "models": {"<model>": {"<language>": [a probability a bucket]}}}'
+
+
 def parse_capability_file(data: bytes) -> CapabilityFile:
     """Raises ValueError that says which model, which language and what is wrong."""
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error}); write the file with `fairlead fit`") from None
-    if not isinstance(document, dict):
-        raise ValueError('not a JSON object; expected {"task": ..., "buckets": [...], "models": {...}}')
-    task = document.get("task")
-    if not isinstance(task, str) or not task:
-        raise ValueError('"task" is missing; write the name of the task family, for example "kv-lookup"')
-    first = _first_bucket_tokens(document.get("first_bucket_tokens", FIRST_BUCKET_TOKENS))
-    _check_buckets(document.get("buckets"), bucket_names(first))
+    document = _decoded(data, _Document, f"write the file with `fairlead fit`, or as {_FORM}")
+    first = document.first_bucket_tokens
+    names = bucket_names(first)
+    if tuple(document.buckets) != names:
+        raise ValueError(f'"buckets" is {", ".join(document.buckets) or "empty"}; write {", ".join(names)}')
     bounds = None if first == FIRST_BUCKET_TOKENS else bounds_tokens(first)
-    models = document.get("models")
-    if not isinstance(models, dict) or not models:
-        raise ValueError('"models" is missing or empty; write {"<model>": {"<language>": [a probability a bucket]}}')
-    return CapabilityFile(task, {model: _capability(model, table, bounds) for model, table in models.items()})
+    return CapabilityFile(
+        document.task, {model: _capability(model, rows, bounds) for model, rows in document.models.items()}
+    )
 
 
-def _first_bucket_tokens(said: Any) -> int:
-    if not isinstance(said, int) or isinstance(said, bool) or not 1 <= said <= _LONGEST_FIRST_BUCKET_TOKENS:
-        raise ValueError(
-            f'"first_bucket_tokens": {json.dumps(said)} is not a length from 1 to {_LONGEST_FIRST_BUCKET_TOKENS}; '
-            f"leave it out for {FIRST_BUCKET_TOKENS}"
-        )
-    return said
-
-
-def _check_buckets(buckets: Any, names: tuple[str, ...]) -> None:
-    if not isinstance(buckets, list):
-        raise ValueError(f'"buckets" is missing; write {json.dumps(names)}')
-    for bucket in buckets:
-        if bucket not in names:
-            raise ValueError(f'"buckets": {json.dumps(bucket)} is not a length bucket; use {", ".join(names)}')
-    if tuple(buckets) != names:
-        raise ValueError(f'"buckets" must be all of {", ".join(names)} in this order')
-
-
-def _capability(model: str, table: Any, bounds: tuple[int, ...] | None) -> Capability:
-    if not isinstance(table, dict):
-        raise ValueError(f'model "{model}": expected an object with a list of probabilities for each language')
-    for language in table:
+def _capability(model: str, rows: Mapping[str, msgspec.Raw], bounds: tuple[int, ...] | None) -> Capability:
+    for language in rows:
         if language not in LANGUAGES:
             raise ValueError(f'model "{model}": "{language}" is not a language code; use {", ".join(LANGUAGES)}')
-    if "other" not in table:
+    if "other" not in rows:
         raise ValueError(f'model "{model}": language "other" is missing; it stands for every language not listed')
-    rows = {language: _row(model, language, row) for language, row in table.items()}
-    return Capability({language: rows.get(language, rows["other"]) for language in LANGUAGES}, bounds)
+    table = {}
+    for language, row in rows.items():
+        where = f'model "{model}", language "{language}"'
+        known = _decoded(row, _Row, f"write {len(BUCKETS)} probabilities from 0 to 1, one for each bucket", where)
+        table[language] = tuple(max(LEAST_SUCCESS_PROBABILITY, probability) for probability in known)
+    return Capability({language: table.get(language, table["other"]) for language in LANGUAGES}, bounds)
 
 
-def _row(model: str, language: str, row: Any) -> tuple[float, ...]:
-    where = f'model "{model}", language "{language}"'
-    if not isinstance(row, list) or len(row) != len(BUCKETS):
-        found = len(row) if isinstance(row, list) else "no list"
-        raise ValueError(f"{where}: expected {len(BUCKETS)} probabilities, one a bucket, found {found}")
-    for bucket, probability in zip(BUCKETS, row, strict=True):
-        is_number = isinstance(probability, int | float) and not isinstance(probability, bool)
-        if not (is_number and 0 <= probability <= 1):
-            raise ValueError(f"{where}, bucket {bucket}: {json.dumps(probability)} is not a probability from 0 to 1")
-    return tuple(max(LEAST_SUCCESS_PROBABILITY, float(probability)) for probability in row)
+def _decoded(data: bytes | msgspec.Raw, kind: Any, instead: str, where: str = "") -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        what, _, at = str(error).replace("`", "").partition(" - at $")
+        place = ", ".join(part for part in (where, at.removeprefix(".")) if part)
+        raise ValueError(f"{place + ': ' if place else ''}{what[0].lower()}{what[1:]}; {instead}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{where + ': ' if where else ''}not JSON ({error}); {instead}") from None

@@ -1,12 +1,72 @@
 """The cost of an endpoint for a request, in milliseconds of expected time to a correct answer.
 
-L = rtt_weight * rtt + prefill_ms_per_token * (uncached + queue_weight * queued) + decode
 cost = L / Q * retry_penalty ^ attempts
+
+L is the expected latency; Q the probability that the model's answer is correct. A policy whose L is linear in the
+request's tokens declares `Prices`: these change with the endpoint and not with the request, so they can be kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
+
+Prices = tuple[float, float, float, float, float, float]
+"""The prices of one endpoint at this moment, in ms: network, queue, prefill, contention, decode, network spread.
+
+L = network + queue + uncached tokens * (prefill + least in flight * contention) + output tokens * decode
+
+Network and queue count once for a request; prefill for each uncached token; contention for each uncached token and
+each request in flight at the least loaded endpoint that the request may go to; decode for each token of the answer.
+The spread is by how much the network's time may be too high, as measurements of it vary: see `ranking.in_order`.
+"""
+
+
+def latency_terms(
+    prices: Prices, uncached_tokens: int, least_inflight: int, output_tokens: float
+) -> tuple[float, float, float, float]:
+    """Network, prefill, queue and decoding, in ms: L at one endpoint in its terms."""
+    network_ms, queue_ms, prefill_ms, contention_ms, decode_ms, _ = prices
+    prefill_ms += least_inflight * contention_ms
+    return network_ms, uncached_tokens * prefill_ms, queue_ms, output_tokens * decode_ms
+
+
+def costs_ms(
+    fixed_ms: Iterable[float],
+    prefill_ms: Iterable[float],
+    decode_ms: Iterable[float],
+    uncached_tokens: Iterable[int],
+    output_tokens: Iterable[float],
+    factors: Iterable[float],
+) -> list[float]:
+    """The cost of many endpoints: `fixed_ms` is network and queue, `prefill_ms` includes contention.
+
+    A policy's `rank` adds up in the same order, so that its costs are the same to the last bit.
+    """
+    return [
+        (fixed + uncached * prefill + output * decode) * factor
+        for fixed, prefill, decode, uncached, output, factor in zip(  # noqa: B905  (constants repeat forever)
+            fixed_ms, prefill_ms, decode_ms, uncached_tokens, output_tokens, factors
+        )
+    ]
+
+
+def contended_ms(prefill_ms: Iterable[float], contention_ms: Iterable[float], least_inflight: int) -> Iterable[float]:
+    """What an uncached token costs while `least_inflight` requests are in flight at the least loaded endpoint."""
+    if not least_inflight:
+        return prefill_ms
+    return [prefill + least_inflight * each for prefill, each in zip(prefill_ms, contention_ms, strict=True)]
+
+
+def cost_factor(success_probability: float, retry_penalty: float, attempts: int) -> float:
+    """What the latency is multiplied by: 1 / Q * retry_penalty ^ attempts."""
+    return (retry_penalty**attempts if attempts else 1.0) / success_probability
+
+
+def expected_ms(latency_ms: float, success_probability: float, retry_penalty: float, attempts: int) -> float:
+    """Expected time to a correct answer. Source: LAAR's success probability below GORGO's score."""
+    return latency_ms * cost_factor(success_probability, retry_penalty, attempts)
 
 
 class CostTerms(msgspec.Struct, frozen=True, gc=False):
@@ -25,4 +85,4 @@ class CostTerms(msgspec.Struct, frozen=True, gc=False):
 
     def total_ms(self) -> float:
         latency_ms = self.rtt_ms + self.prefill_ms + self.queue_ms + self.decode_ms
-        return latency_ms / self.success_probability * self.retry_penalty**self.attempts
+        return expected_ms(latency_ms, self.success_probability, self.retry_penalty, self.attempts)

@@ -1,7 +1,7 @@
 """What decoding a token takes with one model: alone, and how much each other request on the engine adds.
 
-A step is a line in the requests that decode and in the prompt tokens that are computed in it. Most of what an answer
-meets under load are others' prompts; they are another term of the cost, so they are told apart here.
+The time of a step is linear in the requests that decode and in the prompt tokens computed in it. Under load, most of
+an answer's time goes to others' prompts; these are another term of the cost, so they are a term of their own here.
 """
 
 from __future__ import annotations
@@ -10,28 +10,31 @@ from collections import deque
 from statistics import fmean, median
 from typing import Final, NamedTuple
 
-USUAL_SLOWDOWN: Final = 0.015  # of decoding alone, by each other request: until loads differ enough to tell
-_ASSUMED: Final = 1.0  # answers: what is usual counts as much as so many
-_TRUSTED_SHARE: Final = 0.75  # of answers; those that the line misses most met something else
+from fairlead.statistics import least_squares
+
+USUAL_SLOWDOWN: Final = 0.015  # of decoding alone, by each other request; until samples at different loads show it
+_ASSUMED: Final = 1.0  # answers: the weight of the usual values
+_TRUSTED_SHARE: Final = 0.75  # of answers; those farthest from the line had another cause
 
 
 class Sample(NamedTuple):
-    """One answer's mean over its tokens after the first."""
+    """One answer, averaged over its tokens after the first."""
 
-    beside_requests: float
+    concurrent_requests: float
     prefilled_tokens: float  # of others' prompts, for each token of the answer
     ms_per_token: float
 
 
 class Line(NamedTuple):
-    """ms per token = alone_ms * (1 + slowdown * beside_requests) + prefill_ms * prefilled_tokens."""
+    """ms per token = alone_ms * (1 + slowdown * concurrent_requests) + prefill_ms * prefilled_tokens."""
 
     alone_ms: float
     slowdown: float  # 0 to 1: at most, requests take turns
     prefill_ms: float
 
     def ms_per_token(self, sample: Sample) -> float:
-        return self.alone_ms * (1 + self.slowdown * sample.beside_requests) + self.prefill_ms * sample.prefilled_tokens
+        step_ms = self.alone_ms * (1 + self.slowdown * sample.concurrent_requests)
+        return step_ms + self.prefill_ms * sample.prefilled_tokens
 
 
 class DecodeTime:
@@ -58,35 +61,18 @@ class DecodeTime:
 
 
 def _fitted(samples: list[Sample], prefill_ms_per_token: float) -> Line:
-    """Ridge regression with relative errors: what nothing is said of by the samples stays as it usually is."""
-    typical_ms = median([one.ms_per_token for one in samples])
-    typical_beside = fmean([one.beside_requests for one in samples])
-    typical_prefilled = fmean([one.prefilled_tokens for one in samples])
-    added_ms = USUAL_SLOWDOWN * typical_ms / (1 + USUAL_SLOWDOWN * typical_beside)
-    matrix = [[0.0] * 3 for _ in range(3)]
-    vector = [0.0] * 3
-    for one in samples:
-        inputs = (1.0, one.beside_requests, one.prefilled_tokens)
-        weight = 1 / max(one.ms_per_token, 0.1 * typical_ms) ** 2  # an absurd one must not outweigh all others
-        for i in range(3):
-            vector[i] += weight * inputs[i] * one.ms_per_token
-            for j in range(3):
-                matrix[i][j] += weight * inputs[i] * inputs[j]
-    assumed = _ASSUMED / typical_ms**2
-    for i, typical, value in ((1, typical_beside + 1, added_ms), (2, typical_prefilled + 1, prefill_ms_per_token)):
-        matrix[i][i] += assumed * typical**2
-        vector[i] += assumed * typical**2 * value
-    alone_ms, each_ms, prefill_ms = _solved(matrix, vector)
-    alone_ms = max(alone_ms, 0.1 * min(one.ms_per_token for one in samples))
+    """Ridge regression with relative errors: a constant that the samples do not determine keeps its usual value."""
+    concurrent, prefilled, took_ms = (list(column) for column in zip(*samples, strict=True))
+    typical_ms = median(took_ms)
+    typical_concurrent, typical_prefilled = fmean(concurrent), fmean(prefilled)
+    added_ms = USUAL_SLOWDOWN * typical_ms / (1 + USUAL_SLOWDOWN * typical_concurrent)
+    weights = [1 / max(ms, 0.1 * typical_ms) ** 2 for ms in took_ms]  # an absurd one must not outweigh all others
+    assumed = (
+        (0.0, 0.0),
+        (_ASSUMED * ((typical_concurrent + 1) / typical_ms) ** 2, added_ms),
+        (_ASSUMED * ((typical_prefilled + 1) / typical_ms) ** 2, prefill_ms_per_token),
+    )
+    columns = ([1.0] * len(samples), concurrent, prefilled)
+    alone_ms, each_ms, prefill_ms = least_squares(columns, took_ms, weights, assumed)
+    alone_ms = max(alone_ms, 0.1 * min(took_ms))
     return Line(alone_ms, min(max(each_ms / alone_ms, 0.0), 1.0), max(prefill_ms, 0.0))
-
-
-def _solved(matrix: list[list[float]], vector: list[float]) -> tuple[float, float, float]:
-    """Three equations, positive definite, by elimination."""
-    (a, b, c), (_, d, e), (_, _, f) = matrix
-    x, y, z = vector
-    d, e, y = d - b * b / a, e - b * c / a, y - b * x / a
-    f, z = f - c * c / a - e * e / d, z - c * x / a - e * y / d
-    third = z / f
-    second = (y - e * third) / d
-    return (x - b * second - c * third) / a, second, third

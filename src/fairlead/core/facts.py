@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from hashlib import blake2b
 from typing import Final
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
+from fairlead.api.body_limits import MOST_ATTEMPTED
+from fairlead.api.media import PADDING
+from fairlead.api.prompt import Prompt
 from fairlead.core import language, lengths, prefix
-from fairlead.core.prompt import MEDIA_TOKENS, Prompt
-
-MAX_ATTEMPTED: Final = 32  # a longer list says nothing more, and penalty**attempts must stay a float
+from fairlead.core.objective import Slo
+from fairlead.core.spread import Spread, make_spread
+from fairlead.core.text_kinds import Slice, slices
+from fairlead.core.token_model import RATES_BEFORE, Features, Rates, count
 
 _ESCAPED_BYTES: Final = 6  # of JSON for one character
+
+_MOST_QUESTION_BYTES: Final = 128
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A prompt, or the first part of one that an engine has already answered: all of it, to the last byte."""
+
+    key: int  # equal for equal texts with the same cache key and tenant
+    blocks: int  # whole ones that it has
+    text_bytes: int
+    end: int  # in bytes of the text, of the answer to it if that is in the text
+
+    def seeded(self, seed: bytes) -> Turn:
+        return msgspec.structs.replace(self, key=prefix.seeded((self.key,), seed)[0])
 
 
 class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     """One request, as the policies see it."""
 
-    model: str  # a served model or a route, as the client asked
+    model: str | None  # a served model or a route, as the client asked; None: nothing names one, any endpoint will do
     tokens: int  # of the prompt, estimated
     max_output_tokens: int | None  # that the client allows
     language: str  # one of language.LANGUAGES
@@ -29,10 +46,76 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     session: bytes | None = None  # a digest: a session id may be of any length
     prefix: tuple[int, ...] = ()  # the hash chain of the prompt
     block_tokens: float = 0.0  # of the prompt, for each block of `prefix`
+    question: bytes = b""  # as a client that checks its answers names it: the same for all attempts; for the log
+    unread: bool = False  # its body was not read, so nothing but its model is known
+    media: int = 0  # images and the like in the prompt
+    features: Features = ()  # what its tokens are counted by
+    spread: Spread | None = None  # of its tokens over its text; None: as of `block_tokens` everywhere
+    turn: Turn | None = None  # the whole prompt, which its engine will have answered
+    last_turn: Turn | None = None  # the conversation before its last answer, and that answer
+    task: str = ""  # see `core.task_rules`
+    slo: Slo | None = None
+
+    def tokens_in(self, blocks: int) -> int:
+        """Tokens of the prompt in its first `blocks` of the chain, with the head that stands before them."""
+        if not blocks:
+            return 0
+        return int(
+            blocks * self.block_tokens if self.spread is None else self.spread.before(blocks * prefix.BLOCK_BYTES)
+        )
+
+    def of_adapter(self, name: str) -> RequestFacts:
+        """The same for an adapter, whose KV is its own."""
+        seed = name.encode()
+        return msgspec.structs.replace(
+            self,
+            prefix=prefix.seeded(self.prefix, seed),
+            turn=self.turn and self.turn.seeded(seed),
+            last_turn=self.last_turn and self.last_turn.seeded(seed),
+        )
+
+    def tokens_around(self, turn: Turn) -> tuple[int, int]:
+        """Tokens of the prompt up to the end of the part that `turn` is, and to the end of the answer to it."""
+        if self.spread is None:
+            return 0, 0
+        return int(self.spread.before(turn.text_bytes)), int(self.spread.before(turn.end))
 
 
-def _as_estimated(_: str) -> float:
-    return 1.0
+def unread_facts(model: str | None) -> RequestFacts:
+    """Facts of a request whose body is not read; `model` where its path names one."""
+    return RequestFacts(model, 0, None, "other", 0, unread=True)
+
+
+class Measured(msgspec.Struct, frozen=True, gc=False):
+    """All that routing needs of a prompt's text, in few bytes however long the text is."""
+
+    language: str
+    text_bytes: int  # without what pads media
+    slices: tuple[Slice, ...]
+    prefix: tuple[int, ...]
+    turn: Turn | None
+    last_turn: Turn | None
+
+
+def measure(prompt: Prompt, tenant: bytes = b"") -> Measured:
+    """Linear in the text. Prefixes of one `tenant` are not those of another."""
+    text, reply = prompt.text, prompt.reply
+    seed = prefix_seed(prompt, tenant)
+    chain = prefix.chain(text, seed)
+    last = None
+    if reply is not None and (before := reply[0]) > 0:
+        blocks = min(before // prefix.BLOCK_BYTES, len(chain))
+        last = Turn(prefix.key_of(text, before, chain, seed), blocks, before, reply[1])
+    turn = Turn(prefix.key_of(text, len(text), chain, seed), len(chain), len(text), len(text)) if text else None
+    read = text.replace(PADDING, b"") if prompt.placed else text
+    return Measured(_language(prompt.user_text), len(read), slices(read), chain, turn, last)
+
+
+def prefix_seed(prompt: Prompt, tenant: bytes = b"") -> int:
+    """Of a prompt's hash chain: another for each tenant, and for each `Prompt.cache_key`."""
+    if not tenant and not prompt.cache_key:
+        return 0
+    return xxh3_64_intdigest(prompt.cache_key, xxh3_64_intdigest(tenant))
 
 
 def make_facts(
@@ -41,26 +124,38 @@ def make_facts(
     attempted: tuple[str, ...] = (),
     session_id: bytes | None = None,
     tenant: bytes = b"",
-    tokens_ratio: Callable[[str], float] = _as_estimated,
+    rates: Rates = RATES_BEFORE,
+    measured: Measured | None = None,
+    question: bytes = b"",
+    task: str = "",
 ) -> RequestFacts:
     """Facts of a parsed request to `model`; `attempted` is the header's list and, when given, wins over the body's.
 
-    Prefixes and sessions of one `tenant` are not those of another. `tokens_ratio` gives, by language, the real tokens
-    for each estimated one.
+    Prefixes and sessions of one `tenant` are not those of another. `rates` count the tokens as the model does.
+    `measured` is what `measure` gave where the prompt was read elsewhere.
     """
-    spoken = language.detect(_sample(prompt.user_text))
-    text_tokens = lengths.estimate_tokens(prompt.text, spoken) * tokens_ratio(spoken)
-    tokens = max(1, int(text_tokens)) + prompt.media * MEDIA_TOKENS
-    return RequestFacts(
-        model=model,
-        tokens=tokens,
-        max_output_tokens=prompt.max_output_tokens or None,
-        language=spoken,
-        bucket=lengths.bucket_of(tokens),
-        attempted=(attempted or prompt.attempted_models)[:MAX_ATTEMPTED],
-        session=session_key(session_id, tenant) if session_id else None,
-        prefix=prefix.chain(prompt.text, xxh3_64_intdigest(tenant) if tenant else 0),
-        block_tokens=text_tokens * prefix.BLOCK_BYTES / max(1, len(prompt.text)),
+    if measured is None:
+        measured = measure(prompt, tenant)
+    features, spread = make_spread(measured.slices, measured.text_bytes, prompt, rates)
+    tokens = max(1, int(count(features, rates)))
+    return RequestFacts(  # by position: a microsecond less than by name
+        model,
+        tokens,
+        prompt.max_output_tokens,
+        measured.language,
+        lengths.bucket_of(tokens),
+        (attempted or prompt.attempted_models)[:MOST_ATTEMPTED],
+        session_key(session_id, tenant) if session_id else None,
+        measured.prefix,
+        tokens * prefix.BLOCK_BYTES / max(1, measured.text_bytes + len(PADDING) * len(prompt.placed)),
+        question[:_MOST_QUESTION_BYTES],
+        False,
+        prompt.media,
+        features,
+        spread,
+        measured.turn,
+        measured.last_turn,
+        task,
     )
 
 
@@ -69,12 +164,14 @@ def session_key(session_id: bytes, tenant: bytes = b"") -> bytes:
     return blake2b(session_id, digest_size=16, key=blake2b(tenant).digest() if tenant else b"").digest()
 
 
-def _sample(raw: bytes) -> str:
-    """The start and the end of JSON-escaped UTF-8, as characters; see `language.sample`."""
+def _language(raw: bytes) -> str:
+    """Of JSON-escaped UTF-8, by its start and its end; see `language.of_prompt`."""
     reach = language.SAMPLE_CHARACTERS * _ESCAPED_BYTES
     if len(raw) > 2 * reach:
         raw = raw[:reach] + b"\n" + raw[-reach:]
-    # Beside UTF-8 no letter is escaped: there `\u` is of a path (`C:\\users`) or of a sign (Go's `\u003c` is `<`).
+    if raw.isascii() and b"\\u" not in raw:  # the result of `detect`, in a fifth of the time
+        return "en"
+    # A text with raw UTF-8 escapes no letter: `\u` is then of a path (`C:\\users`) or of a sign (Go's `\u003c` is `<`).
     # Only `raw_unicode_escape` takes any cut without a warning. Halves of a surrogate pair are of no script.
-    escaped = b"\\" in raw and b"\\u" in raw and raw.isascii()
-    return language.sample(raw.decode("raw_unicode_escape" if escaped else "utf-8", "ignore"))
+    escaped = raw.isascii()
+    return language.of_prompt(raw.decode("raw_unicode_escape" if escaped else "utf-8", "ignore"))

@@ -8,80 +8,75 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from fairlead.core.load import Load
+
 
 class Loaded(Protocol):
     """An endpoint, as far as the ledger writes to it."""
 
     address: str
-    inflight_requests: int
-    others_inflight_requests: int
-    inflight_prompt_tokens: int
-    pending_prefill_tokens: int
     prefilled_tokens: int
-    decoding_requests: int
+
+    @property
+    def load(self) -> Load:
+        """Its own and its peers'."""
+        ...
+
+    def take(self, load: Load) -> None: ...
+
+    def give_back(self, load: Load) -> None: ...
 
 
 class Ticket:
     """The load of one request at one endpoint. Every method may be called again and then does nothing."""
 
-    __slots__ = ("_decoding", "_pending", "_tokens", "endpoint")
+    __slots__ = ("_load", "_uncached_tokens", "endpoint")
 
     def __init__(self, endpoint: Loaded, prompt_tokens: int, uncached_tokens: int) -> None:
-        self._tokens = prompt_tokens
-        self._pending = uncached_tokens
-        self._decoding = False
-        self.endpoint: Loaded | None = None
-        self._take(endpoint)
+        self._load = Load(1, prompt_tokens, uncached_tokens)
+        self._uncached_tokens = uncached_tokens
+        self.endpoint: Loaded | None = endpoint
+        endpoint.take(self._load)
 
     @property
     def awaits_prefill(self) -> bool:
-        return self.endpoint is not None and not self._decoding
+        return self.endpoint is not None and not self._load.decoding_requests
 
-    def beside_requests(self) -> int:
-        """Other requests at the endpoint now."""
-        if self.endpoint is None:
-            return 0
-        return self.endpoint.inflight_requests + self.endpoint.others_inflight_requests - 1
+    @property
+    def pending_tokens(self) -> int:
+        return self._load.pending_prefill_tokens
+
+    def concurrent_requests(self) -> int:
+        """Other requests that decode at the endpoint now, as far as is known."""
+        return 0 if self.endpoint is None else self.endpoint.load.decoding_requests - self._load.decoding_requests
 
     def prefilled_there(self) -> int:
         """Tokens of all prompts that were prefilled at the endpoint, as far as is known; grows."""
         return 0 if self.endpoint is None else self.endpoint.prefilled_tokens
 
+    def own_prefilled(self) -> int:
+        """Of those, the request's own."""
+        return self._uncached_tokens if self._load.decoding_requests else 0
+
     def move(self, endpoint: Loaded) -> None:
         """The gateway served the request elsewhere than at the first choice."""
         if self.endpoint is not None and self.endpoint is not endpoint:
-            self._give_back(self.endpoint)
-            self._take(endpoint)
+            self.endpoint.give_back(self._load)
+            self.endpoint = endpoint
+            endpoint.take(self._load)
 
     def prefilled(self) -> None:
         """The first token was seen: nothing of the prompt waits any more, and the request decodes."""
-        endpoint = self.endpoint
-        if endpoint is None or self._decoding:
+        endpoint, load = self.endpoint, self._load
+        if endpoint is None or load.decoding_requests:
             return
-        endpoint.pending_prefill_tokens -= self._pending
-        endpoint.prefilled_tokens += self._pending
-        endpoint.decoding_requests += 1
-        self._decoding = True
+        pending = load.pending_prefill_tokens
+        endpoint.take(Load(0, 0, -pending, 1))
+        endpoint.prefilled_tokens += pending
+        self._load = Load(1, load.inflight_prompt_tokens, 0, 1)
 
     def release(self) -> None:
         """The request ended, whichever way."""
         if self.endpoint is not None:
-            self._give_back(self.endpoint)
+            self.endpoint.give_back(self._load)
             self.endpoint = None
-
-    def _take(self, endpoint: Loaded) -> None:
-        endpoint.inflight_requests += 1
-        endpoint.inflight_prompt_tokens += self._tokens
-        if self._decoding:
-            endpoint.decoding_requests += 1
-        else:
-            endpoint.pending_prefill_tokens += self._pending
-        self.endpoint = endpoint
-
-    def _give_back(self, endpoint: Loaded) -> None:
-        endpoint.inflight_requests -= 1
-        endpoint.inflight_prompt_tokens -= self._tokens
-        if self._decoding:
-            endpoint.decoding_requests -= 1
-        else:
-            endpoint.pending_prefill_tokens -= self._pending

@@ -1,9 +1,9 @@
 """A move of a session between two endpoints: what it is, and what the two can do for it. When to move: `migration`.
 
 Three ways:
-- copy: the KV is copied beside the request path, and the session moves once the copy is confirmed;
+- copy: the KV is copied off the request path, and the session moves once the copy is confirmed;
 - pull: the request goes to the target at once, which reads the KV from a store that both engines share;
-- recompute: the request goes to the target at once, which computes the context again, if that is sooner all the same.
+- recompute: the request goes to the target at once, which computes the context again, if that still is sooner.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.core.pool import Endpoint
+from fairlead.core.endpoint import Endpoint
+from fairlead.dialects import DIALECTS
 
 How = Literal["copy", "pull", "recompute"]
-Why = Literal["cooling", "small", "no_target", "dear", "busy"]
+StayReason = Literal["cooling", "small", "no_target", "too_expensive", "busy"]
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
-    """A session's context goes from `source` to `target`; the generations tell whether either restarted meanwhile."""
+    """A session's context goes from `source` to `target`; the generations show whether either restarted meanwhile."""
 
     session: bytes
     source: str
@@ -28,7 +29,8 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     tokens: int  # of the request's prompt, cached at the source
     source_generation: int
     target_generation: int
-    bound: str  # where the session lives: at the source, unless that of another agent had moved before
+    bound: str  # to which the session is bound: the source, unless that of another agent had moved before
+    known: int = 0  # tokens of the prompt that the target holds already, as far as is known
 
     @property
     def redirects(self) -> bool:
@@ -37,59 +39,58 @@ class Move(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stay(msgspec.Struct, frozen=True, gc=False):
-    """Why a session stays on a host that is hot."""
+    """Why a session stays on an endpoint that is hot."""
 
-    why: Why
+    why: StayReason
 
 
-def told(migration: Move | Stay | None) -> str:
-    """For people: how a session moves and where to, or why it stays on a hot host; empty if neither."""
+def describe_move(migration: Move | Stay | None) -> str:
+    """For people: how a session moves and where to, or why it stays on a hot endpoint; empty if neither."""
     if migration is None:
         return ""
-    return f"stays: {migration.why}" if isinstance(migration, Stay) else f"{migration.how} to {migration.target}"
+    return (
+        f"stays: {migration.why.replace('_', ' ')}"
+        if isinstance(migration, Stay)
+        else f"{migration.how} to {migration.target}"
+    )
 
 
 def pending_tokens(endpoint: Endpoint) -> int:
     """Waiting for prefill there, sent by any sidecar: for their turn, or for room in the KV cache.
 
-    The router takes a prompt that it believes cached for done at once. While the engine reports requests that wait and
-    has no room for one, these have not begun, and by then their context may be evicted: they count whole.
+    The router counts a prompt that it expects to be cached as done at once. While the engine reports waiting requests
+    and has no room for one, these have not begun, and their context may be evicted before they do: they count in full.
     """
-    sent = endpoint.pending_prefill_tokens + endpoint.others_pending_prefill_tokens
-    waiting = endpoint.reported.waiting_requests
+    load, waiting = endpoint.load, endpoint.report.waiting_requests
     if not waiting:
-        return sent
-    prompt_tokens = endpoint.inflight_prompt_tokens + endpoint.others_inflight_prompt_tokens
-    mean = prompt_tokens // max(1, _requests(endpoint))
-    return max(sent, waiting * mean) if is_crowded(endpoint, mean) else sent
+        return load.pending_prefill_tokens
+    average = load.inflight_prompt_tokens // max(1, load.inflight_requests)
+    held = waiting * average if must_wait_for_room(endpoint, average) else 0
+    return max(load.pending_prefill_tokens, held)
 
 
 def has_room(endpoint: Endpoint, tokens: int) -> bool:
-    """Whether a prompt of `tokens` finds room in the KV cache beside those that run, as far as the engine tells."""
-    said = endpoint.reported
-    return said.kv_capacity_tokens is None or said.kv_capacity_tokens * (1.0 - (said.kv_usage or 0.0)) >= tokens
+    """Whether a prompt of `tokens` finds room in the KV cache next to those that run, as far as the engine reports."""
+    report = endpoint.report
+    return report.kv_capacity_tokens is None or report.kv_capacity_tokens * (1.0 - (report.kv_usage or 0.0)) >= tokens
 
 
-def is_crowded(endpoint: Endpoint, tokens: int) -> bool:
-    """Whether a prompt of `tokens` must wait until others end. What an idle engine said of its cache last is old."""
-    return _requests(endpoint) > 0 and not has_room(endpoint, tokens)
+def must_wait_for_room(endpoint: Endpoint, tokens: int) -> bool:
+    """Whether a prompt of `tokens` must wait until others end. An idle engine's last report of its cache is old."""
+    return endpoint.load.inflight_requests > 0 and not has_room(endpoint, tokens)
 
 
-def _requests(endpoint: Endpoint) -> int:
-    return endpoint.inflight_requests + endpoint.others_inflight_requests
-
-
-def may_host(target: Endpoint, host: Endpoint, tokens: int) -> bool:
-    """Whether `target` can take a session of `host` with a context of `tokens`. What is not known speaks for it."""
-    said, hosts = target.reported, host.reported
+def may_take(target: Endpoint, source: Endpoint, tokens: int) -> bool:
+    """Whether `target` can take a session of `source` with a context of `tokens`. Unknown values do not rule it out."""
+    report, sources = target.report, source.report
     return (
-        target is not host
-        and target.model == host.model
-        and target.healthy
+        target is not source
+        and target.model == source.model
+        and target.health.healthy
         and has_room(target, tokens)
         and (target.max_model_len is None or target.max_model_len >= tokens)
-        and _alike(said.kv_block_tokens, hosts.kv_block_tokens)
-        and _alike(said.kv_dtype, hosts.kv_dtype)
+        and _alike(report.kv_block_tokens, sources.kv_block_tokens)
+        and _alike(report.kv_dtype, sources.kv_dtype)
     )
 
 
@@ -97,24 +98,18 @@ def _alike(one: object, other: object) -> bool:
     return one is None or other is None or one == other
 
 
-def way_between(host: Endpoint, target: Endpoint) -> How:
+def way_between(source: Endpoint, target: Endpoint) -> How:
     """The best that both engines can do."""
-    if not host.kv_connector or host.kv_connector != target.kv_connector:
+    if not source.spec.kv_connector or source.spec.kv_connector != target.spec.kv_connector:
         return "recompute"
-    if host.kv_connector == "shared":
+    if source.spec.kv_connector == "shared":
         return "pull"
-    safe = transfers_safely(host.identity.version) and transfers_safely(target.identity.version)
+    safe = all(DIALECTS[e.spec.engine].transfers_safely(e.identity.version) for e in (source, target))
     return "copy" if safe else "recompute"
 
 
-def transfers_safely(version: str | None) -> bool:
-    """Whether a vLLM of this version survives a transfer that fails: up to 0.29 its request hangs and leaks blocks."""
-    parts = (version or "").split(".")
-    return len(parts) > 1 and parts[0].isdigit() and parts[1].isdigit() and (int(parts[0]), int(parts[1])) >= (0, 30)
-
-
-def pays(tokens: int, host: Endpoint, held: int, target: Endpoint, known: int) -> bool:
+def recompute_is_faster(tokens: int, source: Endpoint, held: int, target: Endpoint, known: int) -> bool:
     """Whether the first token comes sooner from `target`, which computes the context again."""
-    stays_ms = host.rtt_ms + host.prefill_ms_per_token * (pending_tokens(host) + tokens - held)
-    moves_ms = target.rtt_ms + target.prefill_ms_per_token * (pending_tokens(target) + tokens - known)
+    stays_ms = source.rtt_ms + source.speed.prefill_ms_per_token * (pending_tokens(source) + tokens - held)
+    moves_ms = target.rtt_ms + target.speed.prefill_ms_per_token * (pending_tokens(target) + tokens - known)
     return moves_ms < stays_ms

@@ -1,44 +1,26 @@
-"""Load that other sidecars have sent to the endpoints we share: the newest word of each, its sums, and its end.
+"""Load that other sidecars have sent to the endpoints we share: the newest report of each, its sums, and its end.
 
-Each sidecar says all of its load each time, so a lost message costs nothing once the next one is heard, and a sidecar
-that falls silent counts for `expiry_s` and then no more. How words travel is not here; see `stores.shared_load`.
+Each sidecar reports all of its load each time, so a lost message costs nothing once the next one arrives, and a sidecar
+that falls silent counts for `expiry_s` and then no more. How reports travel is not here; see `redis.load`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
+from fairlead.core.load import Load
+
 MOST_PEERS: Final = 256  # whoever can write to the store must not be able to fill our memory
-
-_Count = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
-
-
-class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one or several sidecars have in flight at one endpoint."""
-
-    inflight_requests: _Count = 0
-    inflight_prompt_tokens: _Count = 0
-    pending_prefill_tokens: _Count = 0
-    decoding_requests: _Count = 0
-
-    def plus(self, other: Load, times: int = 1) -> Load:
-        return Load(
-            self.inflight_requests + times * other.inflight_requests,
-            self.inflight_prompt_tokens + times * other.inflight_prompt_tokens,
-            self.pending_prefill_tokens + times * other.pending_prefill_tokens,
-            self.decoding_requests + times * other.decoding_requests,
-        )
-
 
 NO_LOAD: Final = Load()
 
 
 class _Peer(msgspec.Struct):
     number: int
-    heard_s: float
+    reported_s: float
     loads: Mapping[str, Load]
 
 
@@ -58,8 +40,8 @@ class Peers:
         """The load of all other sidecars at `address`."""
         return self._sums.get(address, NO_LOAD)
 
-    def heard(self, peer: bytes, number: int, loads: Mapping[str, Load], now_s: float) -> dict[str, Load]:
-        """`peer` says that `loads` is all it has in flight; messages are numbered, and an older one says nothing."""
+    def reported(self, peer: bytes, number: int, loads: Mapping[str, Load], now_s: float) -> dict[str, Load]:
+        """`peer` reports that `loads` is all it has in flight; messages are numbered, and an older one is ignored."""
         known = self._peers.get(peer)
         if known is None:
             if len(self._peers) >= MOST_PEERS:
@@ -78,9 +60,9 @@ class Peers:
         return self._replace(known.loads, {}) if known is not None else {}
 
     def expire(self, now_s: float) -> dict[str, Load]:
-        """Let go of those that were not heard for `expiry_s`, by a clock that may have jumped either way."""
+        """Forget those that did not report for `expiry_s`, by a clock that may have jumped either way."""
         changed: dict[str, Load] = {}
-        for name in [name for name, peer in self._peers.items() if abs(now_s - peer.heard_s) > self._expiry_s]:
+        for name in [name for name, peer in self._peers.items() if abs(now_s - peer.reported_s) > self._expiry_s]:
             changed |= self.left(name)
         return changed
 
@@ -90,7 +72,7 @@ class Peers:
             was, now = before.get(address, NO_LOAD), after.get(address, NO_LOAD)
             if was == now:
                 continue
-            total = self.of(address).plus(was, -1).plus(now)
+            total = self.of(address).minus(was).plus(now)
             changed[address] = total
             if total == NO_LOAD:
                 self._sums.pop(address, None)

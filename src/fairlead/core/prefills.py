@@ -8,6 +8,7 @@ engine that is busy for minutes.
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from typing import Final
 
 import msgspec
@@ -26,29 +27,33 @@ class _Sent(msgspec.Struct, frozen=True, gc=False):
 class PrefillEstimate:
     """Tickets in the order in which they were sent, until they are due, seen to be prefilled, or ended."""
 
-    __slots__ = ("_due_s", "_held", "_held_until_s", "_known_s", "_sent")
+    __slots__ = ("_held", "_held_until_s", "_known_s", "_sent", "due_s")
 
     def __init__(self) -> None:
         self._sent: deque[_Sent] = deque()
-        self._due_s = 0.0  # of the first; of the last that there was, if there is none
+        self.due_s = inf  # of the first of them; inf: there is none
         self._known_s = 0.0  # the engine's last report was of requests sent until then
-        self._held = 0  # of which so many wait
+        self._held = 0  # how many of those wait
         self._held_until_s = 0.0
 
     def expect(self, ticket: Ticket, prefill_ms: float, now_s: float) -> None:
         """`ticket` was just taken; alone on the engine its prefill takes `prefill_ms`."""
         if not self._sent:
-            self._due_s = now_s + prefill_ms / 1e3
+            self.due_s = now_s + prefill_ms / 1e3
         self._sent.append(_Sent(ticket, prefill_ms / 1e3, now_s))
+
+    def under_way_tokens(self) -> int:
+        """Of the first prompt whose prefill is not done, as far as is known: some of them may be computed by now."""
+        return next((each.ticket.pending_tokens for each in self._sent if each.ticket.awaits_prefill), 0)
 
     def settle(self, now_s: float) -> None:
         """Tickets that are due by `now_s` count as prefilled; those that ended are forgotten."""
         sent = self._sent
-        while sent and (not sent[0].ticket.awaits_prefill or (self._due_s <= now_s and not self._waits(now_s))):
+        while sent and (not sent[0].ticket.awaits_prefill or (self.due_s <= now_s and not self._waits(now_s))):
             self._drop_first(now_s)
 
-    def told(self, waiting: int, known_s: float, now_s: float) -> None:
-        """The engine said that `waiting` of the requests that were sent until `known_s` have not been started.
+    def reported(self, waiting: int, known_s: float, now_s: float) -> None:
+        """The engine reported that `waiting` of the requests that were sent until `known_s` have not been started.
 
         One more may be under way. Those before them are prefilled; of those that wait none is, whatever was estimated.
         """
@@ -72,5 +77,4 @@ class PrefillEstimate:
     def _drop_first(self, now_s: float) -> None:
         """It is prefilled, or ended: the next one is under way since now at the latest."""
         self._sent.popleft().ticket.prefilled()
-        if self._sent:
-            self._due_s = min(self._due_s, now_s) + self._sent[0].prefill_s
+        self.due_s = min(self.due_s, now_s) + self._sent[0].prefill_s if self._sent else inf

@@ -11,17 +11,31 @@ from typing import Final
 
 import xxhash
 
-BLOCK_TOKENS: Final = 128  # of a block, about: what an engine's cache is reckoned in
-BLOCK_BYTES: Final = 512  # some 128 tokens of English; a chain of 256 KiB is made in less than 0.1 ms
+BLOCK_TOKENS: Final = 128  # about, in a block of English, before anything is known of what is cached
+BLOCK_BYTES: Final = 512  # a chain of 256 KiB is made in less than 0.1 ms
+
+MOST_BLOCKS: Final = 8192  # of a chain: 4 MiB, or about a million tokens; what comes after is not looked for in caches
 
 _blocks: Final = Struct(f"{BLOCK_BYTES}s").iter_unpack
 
 
-def chain(text: bytes, seed: int = 0) -> tuple[int, ...]:
-    """One 64-bit hash for each whole block of `text`, each seeded by the one before.
+def seeded(chain: tuple[int, ...], seed: bytes) -> tuple[int, ...]:
+    """`chain` as it would be with `seed`, where that is only known after it was made."""
+    mask = xxhash.xxh3_64_intdigest(seed)
+    return tuple([block ^ mask for block in chain])
 
-    `seed` separates worlds that must not see each other's prefixes, such as models or tenants.
+
+def chain(text: bytes, seed: int = 0) -> tuple[int, ...]:
+    """One 64-bit hash for each whole block of `text`, up to MOST_BLOCKS, each seeded by the one before.
+
+    `seed` separates those who must not see each other's prefixes, such as models or tenants.
     """
     digest = xxhash.xxh3_64_intdigest
-    whole = len(text) - len(text) % BLOCK_BYTES
+    whole = min(len(text) - len(text) % BLOCK_BYTES, MOST_BLOCKS * BLOCK_BYTES)
     return tuple([seed := digest(block, seed) for (block,) in _blocks(memoryview(text)[:whole])])
+
+
+def key_of(text: bytes, end: int, chain: tuple[int, ...], seed: int) -> int:
+    """A hash of `text[:end]` to the last byte, with what separates caches: the block's before it, and what is left."""
+    whole = min(end // BLOCK_BYTES, len(chain))
+    return xxhash.xxh3_64_intdigest(memoryview(text)[whole * BLOCK_BYTES : end], chain[whole - 1] if whole else seed)

@@ -1,4 +1,4 @@
-"""The prefix index: which endpoint holds how many blocks of a prompt's prefix, as far as routing history tells.
+"""The prefix index: which endpoint holds how many blocks of a prompt's prefix, as far as routing history shows.
 
 Prompts are kept as runs: a run is a piece of a hash chain (`core.prefix`), eight bytes a block, which endpoints share.
 What one endpoint holds of a run is a hold: the run's blocks up to `end`, all last used by the same request. A prompt
@@ -7,8 +7,11 @@ for all before it, one comparison tells that a whole run matches, and a bisectio
 a lookup grows with the runs on its path and the endpoints that hold them, not with the prompt.
 
 An endpoint's holds stand in order of use, a prompt's tail before its head, so evicting the oldest never leaves a hole:
-this is least-recently-used by block, as engines evict, at the price of runs. What may be much at once, such as all that
-a restarted engine held, is given back a little at each insert.
+this is least-recently-used by block, as engines evict, with the bookkeeping of runs. What may be much at once, such as
+all that a restarted engine held, is given back a little at each insert.
+
+Engines count their caches in tokens, and a block of UUIDs has three times those of a block of prose: an endpoint's
+capacity follows from the average of the blocks that it holds.
 
 Runs and holds are invisible to the garbage collector (a full collection would otherwise stop every request for as long
 as the index is large), so an index takes itself apart when it goes. It is a guess: what an engine evicted out of turn,
@@ -23,9 +26,11 @@ from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from struct import Struct
 from sys import getsizeof
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
+
+from fairlead.core.prefix import BLOCK_TOKENS
 
 DEFAULT_MAX_BYTES: Final = 256 * 1024 * 1024
 DEFAULT_BLOCKS: Final = 4096  # of 512 bytes: some 500,000 tokens, the KV cache of an 8B model on one 80 GB card
@@ -34,6 +39,7 @@ DEFAULT_TTL_S: Final = 1200.0
 # Bytes of the small objects, as allocated (in steps of 16). Containers are asked for their size instead.
 _INT: Final = 48
 _RUN_BYTES: Final = 48 + 2 * _INT  # the run, its depth, the key that finds it
+_OWNER_BYTES: Final = 432  # with its key, its numbers and its place in the order
 _HOLD_BYTES: Final = 64 + _INT + 32  # the hold, its end, its time
 
 _BLOCK: Final = 8  # bytes of a hash; an `array` would be seen by the garbage collector
@@ -41,6 +47,13 @@ _hash_at: Final = Struct("@Q").unpack_from
 
 _SHARDS: Final = 256  # growing a table copies it: many small ones, so that no request waits for a large one
 _GIVEN_BACK_AT_ONCE: Final = 8  # holds that count no more, at each insert
+
+
+class HeldBefore(NamedTuple):
+    """A part of a prompt that its endpoint had already, all last used at one time."""
+
+    end: int  # in blocks of the chain
+    used_s: float
 
 
 class _Run(msgspec.Struct, gc=False, eq=False):
@@ -74,16 +87,31 @@ class _Hold(msgspec.Struct, gc=False, eq=False):
 class _Owner:
     """One endpoint's holds, from the least to the most recently used."""
 
-    __slots__ = ("address", "blocks", "capacity", "evicted_s", "is_by_age", "newest", "oldest")
+    __slots__ = (
+        "address", "block_tokens", "blocks", "capacity", "capacity_tokens", "evicted_s", "forgotten_s", "is_by_age",
+        "newest", "oldest",
+    )  # fmt: skip
 
-    def __init__(self, address: str, capacity: int) -> None:
+    def __init__(self, address: str, capacity: int, capacity_tokens: float | None) -> None:
         self.address = address
-        self.capacity = capacity
+        self.capacity = capacity  # in blocks
+        self.capacity_tokens = capacity_tokens  # None: only the blocks are known
+        self.block_tokens = float(BLOCK_TOKENS)  # of the blocks held, on average
         self.blocks = 0
         self.oldest: _Hold | None = None
         self.newest: _Hold | None = None
-        self.evicted_s = -inf  # what was last used before is gone
+        self.evicted_s = -inf  # what was last used before this is gone
+        self.forgotten_s = -inf  # and what was used until this, at the engine's last restart
         self.is_by_age = False  # has an entry in the index's order of owners
+
+    def grown(self, blocks: int, block_tokens: float) -> None:
+        """It holds `blocks` more than before, of `block_tokens` each: of denser text fewer blocks fit."""
+        self.block_tokens += (block_tokens - self.block_tokens) * blocks / self.blocks
+        self.fit_capacity()
+
+    def fit_capacity(self) -> None:
+        if self.capacity_tokens is not None:
+            self.capacity = int(self.capacity_tokens / self.block_tokens)
 
     def link(self, hold: _Hold, newer: _Hold | None) -> None:
         """Put `hold` just before `newer` in the order of use; None: it is the most recently used."""
@@ -137,7 +165,7 @@ class PrefixIndex:
                 owner.unlink(hold)
                 hold.run.holds.pop(owner.address, None)
 
-    # ---- what is asked ------------------------------------------------------------------------------------------
+    # ---- lookups ------------------------------------------------------------------------------------------------
 
     def match(self, chain: Sequence[int], now_s: float) -> Mapping[str, int]:
         """How many blocks of `chain`, from its first, each endpoint holds; endpoints that hold none are absent."""
@@ -155,16 +183,30 @@ class PrefixIndex:
         owner = self._owners.get(address)
         return 0 if owner is None else owner.blocks
 
-    # ---- what is told -------------------------------------------------------------------------------------------
+    def tokens(self, address: str) -> int:
+        """About as many as `blocks` have."""
+        owner = self._owners.get(address)
+        return 0 if owner is None else int(owner.blocks * owner.block_tokens)
 
-    def insert(self, chain: Sequence[int], address: str, now_s: float) -> None:
-        """The endpoint gets a prompt with this chain, and will hold it as the most recently used."""
+    # ---- updates ------------------------------------------------------------------------------------------------
+
+    def insert(
+        self, chain: Sequence[int], address: str, now_s: float, block_tokens: float = BLOCK_TOKENS
+    ) -> list[HeldBefore]:
+        """The endpoint gets a prompt with this chain, and will hold it as the most recently used.
+
+        `block_tokens` is what one of its blocks has on average. Returns what it held of the chain before.
+        """
         if not chain:
-            return
+            return []
         owner = self._owners.get(address) or self._own(address)
+        path, before = self._extended(chain), owner.blocks
+        held_before = self._held_before(path, owner, now_s)
         # The deepest first: the head is used last, and so evicted last.
-        for run, end in reversed(self._extended(chain)):
+        for run, end in reversed(path):
             self._use(run, end, owner, now_s)
+        if owner.blocks > before:
+            owner.grown(owner.blocks - before, max(block_tokens, 1.0))
         self._evict_to_capacity(owner)
         self._give_back(owner, now_s)
         if not owner.is_by_age and owner.oldest is not None:
@@ -172,11 +214,12 @@ class PrefixIndex:
             owner.is_by_age = True
         while self.used_bytes > self._max_bytes and (oldest := self._oldest_of_all()) is not None:
             self._drop(oldest)
+        return held_before
 
-    def never_came(self, chain: Sequence[int], address: str, held_blocks: int, inserted_s: float) -> None:
+    def roll_back(self, chain: Sequence[int], address: str, held_blocks: int, inserted_s: float) -> None:
         """The prompt inserted at `inserted_s` was not computed there; `held_blocks` of it had been held before.
 
-        What another prompt used since stays: that one came.
+        What another prompt has used since stays, as that prompt was computed.
         """
         for run, end in reversed(self._path(chain)):
             if end <= held_blocks:
@@ -200,7 +243,10 @@ class PrefixIndex:
         self._forgotten.append(owner)
         self._by_age = [entry for entry in self._by_age if entry[2] is not owner]
         heapify(self._by_age)
-        self._owners[address] = _Owner(address, owner.capacity)
+        fresh = self._owners[address] = _Owner(address, owner.capacity, owner.capacity_tokens)
+        fresh.block_tokens = owner.block_tokens
+        if owner.newest is not None:
+            fresh.forgotten_s = owner.newest.used_s
 
     def evicted_before(self, address: str, used_s: float) -> None:
         """The engine there was seen to evict what had last been used at `used_s`: what is older went before it."""
@@ -208,11 +254,39 @@ class PrefixIndex:
         if owner is not None and used_s > owner.evicted_s:
             owner.evicted_s = used_s
 
+    def has_kept(self, address: str, used_s: float, now_s: float) -> bool:
+        """Whether the endpoint may still hold what it last used at `used_s`."""
+        owner = self._owners.get(address)
+        if owner is None:
+            return False
+        return used_s >= owner.evicted_s and used_s > owner.forgotten_s and used_s > now_s - self._ttl_s
+
     def set_capacity(self, address: str, blocks: int) -> None:
         """What the endpoint's KV cache can hold, in blocks of `core.prefix`; less than now evicts at once."""
         owner = self._owners.get(address) or self._own(address)
-        owner.capacity = max(0, blocks)
+        owner.capacity, owner.capacity_tokens = max(0, blocks), None
         self._evict_to_capacity(owner)
+
+    def set_capacity_tokens(self, address: str, tokens: int) -> None:
+        """As `set_capacity`, in tokens: how many blocks that is follows from what is held."""
+        owner = self._owners.get(address) or self._own(address)
+        owner.capacity_tokens = max(0, tokens)
+        owner.fit_capacity()
+        self._evict_to_capacity(owner)
+
+    def _held_before(self, path: Sequence[tuple[_Run, int]], owner: _Owner, now_s: float) -> list[HeldBefore]:
+        """What `match` counts of the path for one endpoint, up to the first block that it does not."""
+        held: list[HeldBefore] = []
+        used_after_s, reached = now_s - self._ttl_s, 0
+        for run, end in path:
+            hold = run.holds.get(owner.address)
+            if hold is None or hold.owner is not owner or run.depth > reached:
+                break
+            if hold.used_s <= used_after_s or hold.used_s < owner.evicted_s:
+                break
+            reached = min(hold.end, end)
+            held.append(HeldBefore(reached, hold.used_s))
+        return held
 
     # ---- runs ---------------------------------------------------------------------------------------------------
 
@@ -347,18 +421,19 @@ class PrefixIndex:
     # ---- eviction -----------------------------------------------------------------------------------------------
 
     def _own(self, address: str) -> _Owner:
-        owner = self._owners[address] = _Owner(address, self._default_blocks)
+        owner = self._owners[address] = _Owner(address, self._default_blocks, self._default_blocks * BLOCK_TOKENS)
+        self.used_bytes += _OWNER_BYTES
         return owner
 
     def _evict_to_capacity(self, owner: _Owner) -> None:
         while owner.blocks > owner.capacity and (hold := owner.oldest) is not None:
-            spare = owner.blocks - owner.capacity
-            if spare >= hold.held:
+            excess = owner.blocks - owner.capacity
+            if excess >= hold.held:
                 self._drop(hold)
             else:
                 end = hold.end
-                hold.end -= spare
-                owner.blocks -= spare
+                hold.end -= excess
+                owner.blocks -= excess
                 self._trim(hold.run, end)
 
     def _give_back(self, owner: _Owner, now_s: float) -> None:

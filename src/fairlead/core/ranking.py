@@ -1,54 +1,19 @@
-"""What a policy is: a rule that puts candidates in order, best first."""
+"""Candidates ranked by a score, and how ties are broken."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from heapq import nsmallest
 from operator import itemgetter
 from random import Random
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Final
 
-import msgspec
+from fairlead.core.candidates import Candidate
+from fairlead.core.endpoint import Endpoint
+from fairlead.core.policy import Ranked
 
-from fairlead.core.cost import CostTerms
-from fairlead.core.facts import RequestFacts
-from fairlead.core.pool import Candidate
-
-if TYPE_CHECKING:
-    from fairlead.core.feedback import Tuner
-
-Why = Literal["cost", "affinity", "migration", "fallback"]
-
-
-class Ranked(msgspec.Struct, frozen=True, gc=False):
-    candidate: Candidate
-    score: float  # least is best; in the policy's own unit
-
-
-class Ranking(NamedTuple):
-    """Candidates, best first, and what the first of them was chosen for."""
-
-    order: Sequence[Ranked]
-    why: Why = "cost"
-
-
-class Policy(Protocol):
-    """A routing rule. It keeps nothing between two calls: all it knows is in its arguments and its parameters.
-
-    What a rule learns from is kept by its tuner, which replaces the rule by one with other parameters.
-    """
-
-    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:
-        """Every candidate, best first; `candidates` is never empty."""
-        ...
-
-    def explain(self, candidate: Candidate) -> CostTerms | None:
-        """The terms of a candidate's cost, or None for a rule that does not reckon in milliseconds."""
-        ...
-
-    def tuner(self, rng: Random) -> Tuner | None:
-        """A new tuner of this rule's parameters, or None for a rule that stays as it is."""
-        ...
+_ROUNDING: Final = 1 + 1e-9  # more than the sum of two costs is rounded by
 
 
 def least_first(
@@ -73,13 +38,55 @@ def in_order(
     ties: Sequence[float] | None = None,
     *,
     tie_width: float = 0.0,
+    spreads: Sequence[float] | None = None,
 ) -> list[Ranked]:
-    """As `least_first`, of scores that are already known; `ties` decide instead of when an endpoint was last chosen."""
+    """As `least_first`, of scores that are already known; `ties` decide instead of when an endpoint was last chosen.
+
+    `spreads` are by how much each score may be too high, beyond `tie_width`: a candidate that may be as good as the
+    best is its equal.
+    """
     if ties is None:
         ties = [c.last_chosen for c in candidates]
     scored = sorted(zip(scores, ties, range(len(scores)), strict=True))
-    if tie_width > 0.0:
+    if spreads is not None:
+        limit = scored[0][0] + tie_width
+        equal = [each for each in scored if each[0] - spreads[each[2]] <= limit]
+        if len(equal) > 1:
+            equal.sort(key=itemgetter(1))
+            scored = equal + [each for each in scored if each[0] - spreads[each[2]] > limit]
+    elif tie_width > 0.0:
         equals = bisect_right(scored, scored[0][0] + tie_width, key=itemgetter(0))
         if equals > 1:
             scored[:equals] = sorted(scored[:equals], key=itemgetter(1))
     return [Ranked(candidates[position], score) for score, _, position in scored]
+
+
+def first_in_order(
+    scores: Sequence[float],
+    endpoints: Sequence[Endpoint],
+    count: int,
+    *,
+    tie_width: float,
+    spreads: Sequence[float] | None = None,
+    least: float | None = None,
+) -> list[int]:
+    """The first `count` positions of `in_order`'s ranking; `least` is the least score where more are compared."""
+    smallest = nsmallest(count, scores)
+    limit, bound = (smallest[0] if least is None else least) + tie_width, smallest[-1]
+    reach = max(bound, limit if spreads is None else (limit + max(spreads)) * _ROUNDING)
+    near = [i for i, score in enumerate(scores) if score <= reach]  # all that may come in question, in one pass
+    if spreads is not None:
+        equal = [i for i in near if scores[i] - spreads[i] <= limit]
+    else:
+        equal = near if bound <= limit else [i for i in near if scores[i] <= limit]
+    taken = len(equal)
+    if taken > count:
+        turns = [endpoints[i].last_chosen for i in equal]
+        last = nsmallest(count, turns)[-1]
+        equal = [i for i, turn in zip(equal, turns, strict=True) if turn <= last]
+    order = [i for _, _, i in sorted([(endpoints[i].last_chosen, scores[i], i) for i in equal])[:count]]
+    if taken < count:
+        others = {i for i in near if scores[i] <= bound}.difference(equal)
+        rest = sorted([(scores[i], endpoints[i].last_chosen, i) for i in others])
+        order += [i for _, _, i in rest[: count - taken]]
+    return order

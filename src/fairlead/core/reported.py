@@ -11,8 +11,8 @@ import msgspec
 class EngineReport(msgspec.Struct, frozen=True, gc=False):
     """The numbers of an engine's metrics page, summed over its data-parallel ranks; counters are since its start.
 
-    `stale` holds when the page could not be read lately, and when an engine that says it works shows no movement: vLLM
-    writes its gauges only when it steps, so an idle one shows its last step for ever.
+    `stale` is true when the page could not be read lately, or when an engine that reports work shows no movement: vLLM
+    writes its gauges only when it steps, so an idle one shows its last step forever.
     """
 
     running_requests: int | None = None
@@ -32,7 +32,7 @@ class EngineReport(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def works(self) -> bool:
-        """Whether it says that it has requests."""
+        """Whether it reports any requests."""
         return bool(self.running_requests) or bool(self.waiting_requests)
 
 
@@ -40,18 +40,21 @@ UNKNOWN = EngineReport()
 
 
 class EngineIdentity(msgspec.Struct, frozen=True, gc=False):
-    """What an engine says it is, asked once for each of its lives."""
+    """What an engine reports that it is; asked after each start, and of its models now and then."""
 
     version: str | None = None
-    models: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()  # its own names and its adapters, as requests say them
     max_model_len: int | None = None
+    adapters: tuple[str, ...] = ()  # of its models, those that name a parent
+    serves_alone: bool = True  # False: it does one half of a request, and a plain one fails there
+    max_queued_requests: int | None = None  # past which it refuses; None: unknown, or no limit
 
 
 UNIDENTIFIED = EngineIdentity()
 
 
 def following(before: EngineReport, after: EngineReport, stale_s: float) -> EngineReport:
-    """`after`, a page read just now, with what only the page before it can tell: whether its numbers move."""
+    """`after`, a page read just now, with what only a comparison shows: whether its numbers move."""
     same = msgspec.structs.replace(after, read_s=before.read_s, changed_s=before.changed_s, stale=before.stale)
     if same != before or before.changed_s is None or after.read_s is None:
         return after
@@ -66,15 +69,20 @@ def aged(report: EngineReport, now_s: float, stale_s: float) -> EngineReport:
     return msgspec.structs.replace(report, stale=True)
 
 
-def restarted(before: EngineReport, after: EngineReport) -> bool:
-    """Whether another process wrote `after`: another start time or, where there is none, a counter that fell."""
+def restarted(before: EngineReport, after: EngineReport, *, was_gone: bool = False) -> bool:
+    """Whether another process wrote `after`: another start time or, where there is none, a counter that fell.
+
+    An engine that `was_gone` in between, not answering, may also have been busy or cut off: counters that went on say
+    so. Where no counter can tell, it restarted, for believing in a cache that is gone costs more than forgetting one.
+    """
     if before.process_start_s is not None and after.process_start_s is not None:
         return before.process_start_s != after.process_start_s
-    return any(
-        was is not None and is_now is not None and is_now < was
-        for was, is_now in (
-            (before.prompt_tokens, after.prompt_tokens),
-            (before.generated_tokens, after.generated_tokens),
-            (before.prefix_queried_tokens, after.prefix_queried_tokens),
-        )
+    counters = (
+        (before.prompt_tokens, after.prompt_tokens),
+        (before.generated_tokens, after.generated_tokens),
+        (before.prefix_queried_tokens, after.prefix_queried_tokens),
     )
+    known = [(was, is_now) for was, is_now in counters if was]
+    if any(is_now is not None and is_now < was for was, is_now in known):
+        return True
+    return was_gone and (not known or any(is_now is None for _, is_now in known))

@@ -1,11 +1,11 @@
-"""Session table: on which endpoint each session lives. It stores; who binds and rebinds is the router's business.
+"""Session table: the endpoint that each session is bound to. It stores; who binds and rebinds is the router's business.
 
 Bounded twice: a session unused for `ttl_s` is gone, and beyond `max_entries` the session unused longest goes first.
 Least recently used is enough against floods of sessions that appear once: a session in use is lost only if, between
-two of its turns, as many others were seen as the table holds, and then it loses its host but not its cached prefix,
+two of its turns, as many others were seen as the table holds, and then it loses its binding but not its cached prefix,
 which the prefix index still finds.
 
-About 220 bytes a session, because entries share their host and their times. The table is split into shards of some
+About 220 bytes a session, because entries share their endpoint and their times. The table is split into shards of some
 16,000: a dictionary of a million rehashes for 130 ms now and then, and requests would wait for it.
 """
 
@@ -43,7 +43,7 @@ class Moved(msgspec.Struct, frozen=True, gc=False):
     back: bool
 
 
-class _Host(msgspec.Struct, gc=False):
+class _Bound(msgspec.Struct, gc=False):
     address: str
     sessions: int = 0
     gone: bool = False
@@ -52,11 +52,12 @@ class _Host(msgspec.Struct, gc=False):
 class _Moves(msgspec.Struct, gc=False):
     tried_s: int  # the last of them, whether it succeeded or not
     times: int = 0
-    left: str = ""  # the address it was moved from last; empty if another sidecar has moved it since
+    left: str = ""  # the address it was moved from last; empty if another sidecar moved it and does not say
+    elsewhere: bool = False  # that move was another sidecar's
 
 
 class _Entry(msgspec.Struct, gc=False):
-    host: _Host
+    bound: _Bound
     bound_s: int
     used_s: int
     moves: _Moves | None = None  # of the few that were ever moved
@@ -68,11 +69,12 @@ Listener = Callable[[bytes, str | None], None]
 
 
 class SessionTable:
-    """Sessions (16-byte keys of `facts.session_key`) and their hosts. Every method is O(1) unless it says otherwise.
+    """Sessions (16-byte keys of `facts.session_key`) and the endpoints that they are bound to. Every method is O(1)
+    unless it says otherwise.
 
     `now_s` may come from any clock that seldom goes back; when it does, the table's own time goes on from there.
-    `listener`, where set, is told of each session that was bound or moved here, and again some eight times a TTL while
-    it is used, with the address it had before; a store that shares the table writes those sessions out.
+    `listener`, where set, is notified of each session that was bound or moved here, and again some eight times a TTL
+    while it is used, with the address it had before; a store that shares the table writes those sessions out.
     """
 
     def __init__(self, *, ttl_s: int = DEFAULT_TTL_S, max_entries: int = DEFAULT_MAX_ENTRIES) -> None:
@@ -85,40 +87,40 @@ class SessionTable:
         self._shards: tuple[_Shard, ...] = tuple(OrderedDict() for _ in range(shards))
         self._mask = shards - 1
         self._shard_entries = max_entries // shards
-        self._hosts: dict[str, _Host] = {}
+        self._endpoints: dict[str, _Bound] = {}
         self._now_s = 0
         self._behind_s = 0  # how far the caller's clock has gone back
-        self._period_s = 0  # a session last used before this is told to the listener at its next use
+        self._period_s = 0  # a session last used before this is notified at its next use
 
     # ---- the request path ---------------------------------------------------------------------------------------
 
-    def host(self, session: bytes, now_s: float) -> str | None:
-        """Where `session` lives, which counts as a use of it; None if it is new, expired, or its host was forgotten."""
+    def endpoint_of(self, session: bytes, now_s: float) -> str | None:
+        """Where `session` is bound, which counts as a use; None if it is new, expired, or its endpoint is forgotten."""
         shard = self._shards[hash(session) & self._mask]
         entry = shard.get(session)
         if entry is None:
             return None
-        host, used_s = entry.host, entry.used_s
+        bound, used_s = entry.bound, entry.used_s
         now = self._second(now_s)
-        if host.gone:
-            return None  # the entry stays until it is bound again, to tell the listener where it was
+        if bound.gone:
+            return None  # the entry stays until it is bound again, to notify the listener where it was
         if now - used_s > self.ttl_s:
             self._remove(shard, session)
             return None
         entry.used_s = now
         shard.move_to_end(session)
         if used_s < self._period_s and self.listener is not None:
-            self.listener(session, host.address)
-        return host.address
+            self.listener(session, bound.address)
+        return bound.address
 
     def bind(self, session: bytes, address: str, now_s: float) -> None:
-        """`session` lives at `address` from now on, wherever it was before."""
+        """`session` is bound to `address` from now on, wherever it was before."""
         before = self._put(session, address, now_s)
         if self.listener is not None:
             self.listener(session, before)
 
     def flip(self, session: bytes, source: str, target: str, now_s: float) -> bool:
-        """Move `session` to `target` if it lives at `source`, as a migration does once the cache has been copied."""
+        """Move `session` to `target` if it is bound to `source`, as a migration does once the cache has been copied."""
         if self.address_of(session) != source:
             return False
         self.bind(session, target, now_s)
@@ -131,10 +133,12 @@ class SessionTable:
             return inf
         return self._second(now_s) - entry.moves.tried_s - 1  # both were cut to a second: never too much
 
-    def was_moved_here(self, session: bytes) -> bool:
-        """Whether `session` lives where a move of this sidecar took it."""
+    def left_by_move(self, session: bytes) -> tuple[str, bool] | None:
+        """From where the last move took `session`, and whether another sidecar moved it; None if that is not known."""
         entry = self._shards[hash(session) & self._mask].get(session)
-        return entry is not None and entry.moves is not None and bool(entry.moves.left)
+        if entry is None or entry.moves is None or not entry.moves.left:
+            return None
+        return entry.moves.left, entry.moves.elsewhere
 
     def tried_to_move(self, session: bytes, now_s: float) -> None:
         """A move of `session` begins."""
@@ -149,32 +153,41 @@ class SessionTable:
             return Moved(1, back=False)
         moves = entry.moves
         back = moves.left == target
-        moves.times, moves.left = moves.times + 1, source
+        moves.times, moves.left, moves.elsewhere = moves.times + 1, source, False
         return Moved(moves.times, back)
 
-    # ---- beside it ----------------------------------------------------------------------------------------------
+    # ---- off the request path -----------------------------------------------------------------------------------
 
     def address_of(self, session: bytes) -> str | None:
-        """Where `session` lives, without counting it as used."""
+        """Where `session` is bound, without counting it as used."""
         entry = self._shards[hash(session) & self._mask].get(session)
-        if entry is None or entry.host.gone or self._now_s - entry.used_s > self.ttl_s:
+        if entry is None or entry.bound.gone or self._now_s - entry.used_s > self.ttl_s:
             return None
-        return entry.host.address
+        return entry.bound.address
 
     def learn(self, session: bytes, address: str, now_s: float) -> None:
-        """As `bind`, of a session that another sidecar bound: the listener is not told. Another host is a move."""
+        """As `bind`, of a session that another sidecar bound: nobody is notified. Another endpoint is a move."""
         before = self._put(session, address, now_s)
         if before is not None and before != address:
             self._begin_move(self._shards[hash(session) & self._mask][session], self._now_s).left = ""
 
-    def forget_host(self, address: str) -> None:
-        """Nobody lives at `address` any more."""
-        host = self._hosts.pop(address, None)
-        if host is not None:
-            host.gone = True
+    def learn_move(self, session: bytes, source: str, target: str, now_s: float) -> bool:
+        """Another sidecar moved `session`; False if it is not bound to `target` by now."""
+        if self.address_of(session) != target:
+            return False
+        entry = self._shards[hash(session) & self._mask][session]
+        moves = entry.moves or self._begin_move(entry, self._second(now_s))
+        moves.left, moves.elsewhere = source, True
+        return True
 
-    def tell_all_again(self) -> None:
-        """Tell the listener of every session at its next use: what it was told before may be lost."""
+    def forget_endpoint(self, address: str) -> None:
+        """No session is bound to `address` any more."""
+        bound = self._endpoints.pop(address, None)
+        if bound is not None:
+            bound.gone = True
+
+    def notify_all_again(self) -> None:
+        """Notify the listener of every session at its next use: what it was notified of before may be lost."""
         self._period_s = self._now_s + 1
 
     def expire(self, now_s: float, most: int = 100) -> None:
@@ -185,12 +198,12 @@ class SessionTable:
 
     @property
     def count(self) -> int:
-        """Sessions that live somewhere, with the expired ones that are not yet removed. O(hosts)."""
-        return sum(host.sessions for host in self._hosts.values())
+        """Sessions that are bound, with the expired ones that are not yet removed. O(endpoints)."""
+        return sum(bound.sessions for bound in self._endpoints.values())
 
-    def by_host(self) -> Mapping[str, int]:
-        """Sessions at each address, as `count`; an address without any is absent. O(hosts)."""
-        return {host.address: host.sessions for host in self._hosts.values()}
+    def by_endpoint(self) -> Mapping[str, int]:
+        """Sessions at each address, as `count`; an address without any is absent. O(endpoints)."""
+        return {bound.address: bound.sessions for bound in self._endpoints.values()}
 
     def about(self, session: bytes, now_s: float) -> SessionFacts | None:
         """What the table knows of `session`, without counting it as used."""
@@ -223,35 +236,35 @@ class SessionTable:
                 self._remove(shard, next(iter(shard)))
             shard[session] = _Entry(self._moved_in(address), now, now)
             return before
-        host, before = entry.host, entry.host.address
-        if host.gone or before != address:
-            self._moved_out(host)
-            entry.host = self._moved_in(address)
+        bound, before = entry.bound, entry.bound.address
+        if bound.gone or before != address:
+            self._moved_out(bound)
+            entry.bound = self._moved_in(address)
             entry.bound_s = now
         entry.used_s = now
         shard.move_to_end(session)
         return before
 
-    def _moved_in(self, address: str) -> _Host:
-        host = self._hosts.get(address)
-        if host is None:
-            host = self._hosts[address] = _Host(address)
-        host.sessions += 1
-        return host
+    def _moved_in(self, address: str) -> _Bound:
+        bound = self._endpoints.get(address)
+        if bound is None:
+            bound = self._endpoints[address] = _Bound(address)
+        bound.sessions += 1
+        return bound
 
-    def _moved_out(self, host: _Host) -> None:
-        host.sessions -= 1
-        if not host.sessions and not host.gone:
-            del self._hosts[host.address]
+    def _moved_out(self, bound: _Bound) -> None:
+        bound.sessions -= 1
+        if not bound.sessions and not bound.gone:
+            del self._endpoints[bound.address]
 
     def _remove(self, shard: _Shard, session: bytes) -> None:
-        self._moved_out(shard.pop(session).host)
+        self._moved_out(shard.pop(session).bound)
 
     def _sweep(self, shard: _Shard, now: int, most: int) -> None:
         for _ in range(min(most, len(shard))):
             session = next(iter(shard))
             entry = shard[session]
-            if not entry.host.gone and now - entry.used_s <= self.ttl_s:
+            if not entry.bound.gone and now - entry.used_s <= self.ttl_s:
                 return
             self._remove(shard, session)
 

@@ -1,7 +1,7 @@
-"""Rows of the decision log: from what the request path leaves behind to values that may stand in a file.
+"""Rows of the decision log: what the request path recorded, turned into values that may be stored in a file.
 
-No text of a prompt does, nor a session or request id, nor a name that a client made up: ids become digests under a key
-that this process alone knows, and blocks of prompts become numbers in the order of their first use.
+Prompt text, session and request ids and names that clients made up are not stored: ids become digests under a key that
+only this process knows, and blocks of prompts become numbers in the order of their first use.
 """
 
 from __future__ import annotations
@@ -12,48 +12,50 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from fairlead.core.facts import RequestFacts
-from fairlead.core.feedback import Outcome
 from fairlead.core.lengths import BUCKETS
-from fairlead.core.moves import told
-from fairlead.core.router import Decision
+from fairlead.core.moves import describe_move
+from fairlead.core.policy import Decision, Outcome
 
 COLUMNS: Final = {
     "at_s": "float64",  # Unix time of the decision
     "session": "string",  # digest; null: the request named none
     "request": "string",  # digest of the request id
-    "prompt": "string",  # digest of the prompt; equal prompts have equal ones, a client's next try has
+    "prompt": "string",  # digest of the prompt; equal for equal prompts, so also for a client's next try
     "asked": "string",  # model or route
-    "attempted": "strings",  # models of the pool that had answered wrongly before
+    "attempted": "strings",  # models of the pool that had answered this wrongly before
     "language": "string",
     "bucket": "string",
-    "estimated_tokens": "int32",  # of the prompt, as routing used them
+    "estimated_tokens": "int32",  # estimate of the prompt's tokens used for routing
     "prompt_tokens": "int32",  # the engine's count where it is known, else the estimate
-    "blocks": "runs",  # of the prompt: [first number, how many in a row]
-    "block_tokens": "float32",  # of each
-    "model": "string",  # that was chosen
-    "endpoint": "string",  # that served
+    "blocks": "runs",  # the prompt's blocks as runs: [first number, length]
+    "block_tokens": "float32",  # tokens of each block
+    "model": "string",  # chosen model
+    "endpoint": "string",  # endpoint that served
     "decision": "string",  # cost, affinity, migration, fallback
-    "migration": "string",  # how its session moves and where to, or why it stays on a hot host; null: neither
-    "considered": "int32",  # endpoints
-    "expected_tokens": "int32",  # of the prompt, that were taken for cached at the chosen endpoint
+    "migration": "string",  # how its session moves and where to, or why it stays on a hot endpoint; null: neither
+    "considered": "int32",  # number of candidate endpoints
+    "expected_tokens": "int32",  # prompt tokens expected in the cache of the chosen endpoint
     "queued_tokens": "int32",  # waiting there for prefill before this request
     "rtt_ms": "float32",
-    "cost_ms": "float32",  # of the chosen endpoint; null: the policy does not reckon in milliseconds
-    "success_probability": "float32",  # null likewise
+    "cost_ms": "float32",  # cost of the chosen endpoint; null: the policy's score is not in milliseconds
+    "success_probability": "float32",  # null in the same case
     "code": "int16",  # HTTP status; 499: the client left first
     "total_ms": "float64",  # from the decision to the end
-    "first_token_ms": "float64",  # null, as the next two, unless the answer was observed in full
+    "waited_ms": "float64",  # before the decision, in the admission queue; 0: it began at once
+    "first_token_ms": "float64",  # this and the next two: null unless the answer was observed in full
     "cached_tokens": "int32",
     "output_tokens": "int32",
+    "question": "string",  # digest of the question's id, equal for its attempts; null: the client named none
+    "last": "boolean",  # the client's last attempt, whatever the answer; null in the same case
 }
 
-BLOCKS_IN_ONE: Final = 4  # of the prefix chain: 2 KiB, some 512 tokens; a chain's link names all before it
-MOST_BLOCK_NAMES: Final = 1 << 18  # some 30 MB; a block named longer ago than that gets another number
+BLOCKS_IN_ONE: Final = 4  # links of the prefix chain: 2 KiB, some 512 tokens; a link identifies all before it
+MOST_BLOCK_NAMES: Final = 1 << 18  # some 30 MB; a block not used for longer gets a new number
 _DIGEST_BYTES: Final = 8
 
 
 class Ended(NamedTuple):
-    """One request that has ended, as the request path leaves it; nothing is made of it there."""
+    """One request that has ended, as the request path records it, unprocessed."""
 
     request: RequestFacts
     decision: Decision
@@ -61,15 +63,16 @@ class Ended(NamedTuple):
     endpoint: str
     request_id: bytes
     ended_s: float  # Unix time
+    waited_ms: float = 0.0  # in the admission queue
 
 
 class Anonymous:
-    """Makes rows. Digests of two of these never agree."""
+    """Makes anonymous rows. Digests of different instances are unrelated."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
-        self._numbers: dict[int, int] = {}  # by link of a prefix chain, those used lately
-        self._older: dict[int, int] = {}  # not used since `_numbers` was last full
+        self._numbers: dict[int, int] = {}  # by link of a prefix chain: recently used ones
+        self._older: dict[int, int] = {}  # older ones, not used since `_numbers` was last full
         self._next_number = 0
 
     def row(self, ended: Ended, models: Collection[str]) -> tuple[Any, ...]:
@@ -77,6 +80,7 @@ class Anonymous:
         request, decision, outcome = ended.request, ended.decision, ended.outcome
         terms = decision.terms(decision.best[0]) if decision.best else None
         counted = outcome.prompt_tokens
+        question, _, marks = request.question.partition(b";")
         return (
             ended.ended_s - outcome.total_ms / 1e3,
             None if request.session is None else self._digest(request.session, b"session"),
@@ -93,7 +97,7 @@ class Anonymous:
             decision.model,
             ended.endpoint,
             decision.why,
-            told(decision.migration) or None,
+            describe_move(decision.migration) or None,
             decision.considered,
             decision.cached_tokens,
             decision.queued_tokens,
@@ -102,9 +106,12 @@ class Anonymous:
             None if terms is None else terms.success_probability,
             outcome.code,
             outcome.total_ms,
+            ended.waited_ms,
             outcome.first_token_ms,
             outcome.cached_tokens,
             outcome.completion_tokens,
+            self._digest(question, b"question") if question else None,
+            marks.strip() == b"last" if question else None,
         )
 
     def _digest(self, value: bytes, of: bytes) -> str:

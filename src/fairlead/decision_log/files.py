@@ -1,4 +1,4 @@
-"""Parquet files of a decision log: one for each batch of rows, whole or not there, and the oldest gone when too many.
+"""Parquet files of a decision log: one for each batch of rows, written atomically, the oldest removed over a limit.
 
 Several sidecars may write to one folder.
 """
@@ -22,6 +22,7 @@ _TYPES: Final[dict[str, Any]] = {
     "int32": pl.Int32(),
     "int16": pl.Int16(),
     "string": pl.String(),
+    "boolean": pl.Boolean(),
     "strings": pl.List(pl.String()),
     "runs": pl.List(pl.List(pl.UInt32())),
 }
@@ -34,7 +35,7 @@ def write(folder: Path, rows: Sequence[tuple[Any, ...]]) -> int:
     written = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
     path = folder / f"decisions-{written}-{os.getpid()}.parquet"
     unfinished = path.with_name(f".{path.name}")
-    # Column by column, so that the event loop gets its turns in between.
+    # Column by column, so that the event loop runs in between.
     columns = [
         pl.Series(name, [row[place] for row in rows], dtype=kind, strict=False)
         for place, (name, kind) in enumerate(SCHEMA.items())
@@ -49,7 +50,10 @@ def write(folder: Path, rows: Sequence[tuple[Any, ...]]) -> int:
 
 
 def rotate(folder: Path, most_bytes: int) -> int:
-    """Remove the oldest files until the rest have at most `most_bytes`; how many went. The newest always stays."""
+    """Remove the oldest files until the rest have at most `most_bytes`; how many were removed.
+
+    The newest always stays.
+    """
     newest_first = sorted(folder.glob(PATTERN), reverse=True)
     sizes = [_size(path) for path in newest_first]
     removed = 0

@@ -1,7 +1,7 @@
-"""The log of a running sidecar: the request path leaves references, a task beside it makes rows and writes files.
+"""The log of a running sidecar: the request path stores references, a background task makes rows and writes files.
 
-What waits is bounded in number and in size; what comes beyond is dropped and counted. A process that is killed loses
-the rows of its last minute.
+The queue is bounded in number and in size; requests beyond are dropped and counted. A process that is killed loses the
+rows of its last minute.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import structlog
 
 from fairlead.core.facts import RequestFacts
-from fairlead.core.feedback import Outcome
-from fairlead.core.router import Decision
+from fairlead.core.policy import Decision, Outcome
 from fairlead.decision_log.columns import Anonymous, Ended
 
 MOST_WAITING: Final = 4096  # requests
-MOST_WAITING_LINKS: Final = 1 << 20  # of their prefix chains, some 40 MB
+MOST_WAITING_LINKS: Final = 1 << 20  # links of their prefix chains, some 40 MB
 ROWS_IN_A_FILE: Final = 16_384
 FILE_EVERY_S: Final = 60.0
 _TAKE_S: Final = 0.25
-_ROWS_AT_ONCE: Final = 8  # 0.1 ms of work, 0.5 ms with the longest prompts; requests go in between
+_ROWS_AT_ONCE: Final = 8  # 0.1 ms of work, 0.5 ms with the longest prompts; requests run in between
 
 Outcomes = Literal["written", "dropped", "failed"]
 _WHOLE: Final = float(1 << 64)
@@ -45,7 +45,7 @@ class DecisionLog:
     ) -> None:
         """`write` makes a file of rows, and raises where it cannot; it is called in a thread.
 
-        `sample` is the share of sessions that are logged, whole ones; `models` are the pool's.
+        `sample` is the share of sessions that are logged in full; `models` are the pool's.
         """
         self._write_file = write
         self._sample = sample
@@ -56,12 +56,18 @@ class DecisionLog:
         self._rows: list[tuple[Any, ...]] = []
         self._begun_s = time.monotonic()
         self._task: asyncio.Task[None] | None = None
-        self.counts: Counter[Outcomes] = Counter()
+        self.counts: Counter[Outcomes] = Counter({"written": 0, "dropped": 0, "failed": 0})
 
     def add(
-        self, request: RequestFacts, decision: Decision, outcome: Outcome, endpoint: str, request_id: bytes
+        self,
+        request: RequestFacts,
+        decision: Decision,
+        outcome: Outcome,
+        endpoint: str,
+        request_id: bytes,
+        waited_ms: float = 0.0,
     ) -> None:
-        """A request has ended."""
+        """Record that a request has ended."""
         if not self._sampled(request):
             return
         links = len(request.prefix)
@@ -69,14 +75,14 @@ class DecisionLog:
             self.counts["dropped"] += 1
             return
         self._waiting_links += links
-        self._waiting.append(Ended(request, decision, outcome, endpoint, request_id, time.time()))
+        self._waiting.append(Ended(request, decision, outcome, endpoint, request_id, time.time(), waited_ms))
 
     def start(self) -> None:
         """Begin to make rows and to write files, on the running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Write what is left."""
+        """Write the rows that are left."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -86,7 +92,7 @@ class DecisionLog:
             await self._write()
 
     async def _run(self) -> None:
-        """Take what waits, and write a file a minute, or sooner when there is much. Runs until cancelled."""
+        """Take what is queued, and write a file each minute, or sooner if there are many rows. Runs until cancelled."""
         while True:
             await asyncio.sleep(_TAKE_S)
             while self._waiting:
@@ -98,7 +104,7 @@ class DecisionLog:
                 await self._write()
 
     def _sampled(self, request: RequestFacts) -> bool:
-        """By session, and without one by prompt, so that turns and tries are in or out together."""
+        """Sampled by session, or by prompt if there is none, so that turns and retries are in or out together."""
         if self._sample >= 1.0:
             return True
         if request.session is not None:
@@ -118,11 +124,34 @@ class DecisionLog:
 
     async def _write(self) -> None:
         rows, self._rows = self._rows, []
-        self.counts["failed"] += len(rows)  # until it is known better: a cancelled write may be half done
+        self.counts["failed"] += len(rows)  # counted as failed until written: a cancelled write may be half done
         try:
             await asyncio.to_thread(self._write_file, rows)
-        except Exception as error:  # a full disk, or a fault of ours: the next rows may fare better
+        except Exception as error:  # a full disk, or a bug of ours: the next rows may succeed
             log.error("decisions were not written", rows=len(rows), reason=str(error) or repr(error))
             return
         self.counts["failed"] -= len(rows)
         self.counts["written"] += len(rows)
+
+
+class NoLog:
+    """Decisions are not logged."""
+
+    counts: Mapping[Outcomes, int] = MappingProxyType({})
+
+    def add(
+        self,
+        request: RequestFacts,
+        decision: Decision,
+        outcome: Outcome,
+        endpoint: str,
+        request_id: bytes,
+        waited_ms: float = 0.0,
+    ) -> None:
+        """Nothing is kept."""
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    async def stop(self) -> None:
+        """Nothing to write."""

@@ -1,13 +1,15 @@
-"""Questions to engines over HTTP/1.1, each bounded in time and size. Not a client for anything else.
+"""Requests to engines over HTTP/1.1, each bounded in time and size. Not a general HTTP client.
 
-A watch asks the same engine for ever, on the CPU that requests want, and with a general client most of a scrape's cost
-was the client's. Here a request is one write, its answer is read in callbacks of the event loop by llhttp, and the
+A watch asks the same engine forever, on the CPU that requests need, and with a general client most of a scrape's cost
+was the client's. Here a request is one write, llhttp parses the answer in callbacks of the event loop, and the
 connection is kept. Redirects are not followed, as engines send none; engines are asked by host and port, without TLS.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 import time
 from typing import Final, Literal, NamedTuple, cast
 
@@ -16,16 +18,18 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from fairlead.addresses import host_and_port
 
 Reason = Literal["timeout", "connect", "protocol", "too_large"]
-_Outcome = tuple[int, bytes] | Reason  # an answer's status and body, or why there is none
+_Outcome = tuple[int, bytes] | Reason  # an answer's status and body, or the reason for none
 
-_MOST_BARE_BYTES: Final = 64 * 1024  # in a row that are of no body: headers, trailers, answers of 1xx
-_KEPT_S: Final = 30.0  # what lies between may have forgotten a connection that was idle for longer
+_MOST_BARE_BYTES: Final = 64 * 1024  # in a row outside bodies: headers, trailers, 1xx answers
+_TCPI_RTT: Final = 68  # offset of the field: after 8 one-byte and 15 four-byte fields
+_TCP_INFO_BYTES: Final = _TCPI_RTT + 4
+_KEPT_S: Final = 30.0  # middleboxes may have dropped a connection that was idle for longer
 
 
 class Answer(NamedTuple):
     status: int
     body: bytes
-    took_ms: float  # with the opening of the connection, if it was opened for this question
+    took_ms: float  # includes opening the connection, if that was needed
 
 
 class UnansweredError(Exception):
@@ -45,21 +49,51 @@ async def ask_once(address: str, path: str, timeout_s: float, most_bytes: int, *
         connection.close()
 
 
-class Connection:
-    """Asks one address, host:port, one question at a time; opened when needed, kept between questions.
+async def connect_ms(address: str, timeout_s: float) -> float:
+    """The network round trip to `address`, measured by the handshake of a TCP connection. Raises UnansweredError.
 
-    Servers close idle connections: one that turns out closed before any of the answer came is opened again, once.
+    The kernels at both ends shake hands, so neither the engine's event loop nor ours adds to it. Linux reports what it
+    measured; elsewhere it is timed around the call.
+    """
+    host, port = host_and_port(address)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as connection:
+        connection.setblocking(False)
+        started_s = time.perf_counter()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.get_running_loop().sock_connect(connection, (host, port))
+        except TimeoutError:
+            raise UnansweredError("timeout") from None
+        except OSError:
+            raise UnansweredError("connect") from None
+        return _kernels_rtt_ms(connection) or (time.perf_counter() - started_s) * 1e3
+
+
+def _kernels_rtt_ms(connection: socket.socket) -> float | None:
+    """`tcpi_rtt` of Linux's `struct tcp_info`; 0 if the handshake was retransmitted."""
+    if sys.platform != "linux":
+        return None
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    if len(info) < _TCP_INFO_BYTES:
+        return None
+    return int.from_bytes(info[_TCPI_RTT:_TCP_INFO_BYTES], sys.byteorder) / 1e3
+
+
+class Connection:
+    """A connection to one host:port, for one question at a time; opened when needed, kept between questions.
+
+    Servers close idle connections: if it turns out closed before any of the answer arrived, it is opened again, once.
     """
 
     def __init__(self, address: str) -> None:
         self._host, self._port = host_and_port(address)
-        self._head = f" HTTP/1.1\r\nhost: {address}\r\naccept-encoding: identity\r\n".encode()  # zip nothing for us
+        self._head = f" HTTP/1.1\r\nhost: {address}\r\naccept-encoding: identity\r\n".encode()  # no compression
         self._wire: _Wire | None = None
 
     async def ask(self, path: str, timeout_s: float, most_bytes: int, *, post: bytes | None = None) -> Answer:
         """GET `path`, or POST the JSON `post` to it, whatever the status. Raises UnansweredError.
 
-        To give a question up, cancel it: that closes the connection. A body is posted on a new one: never sent twice.
+        Cancelling a question closes the connection. A body is posted on a new connection, so it is never sent twice.
         """
         started_s = time.perf_counter()
         if post is None:
@@ -80,7 +114,7 @@ class Connection:
         return Answer(*outcome, (time.perf_counter() - started_s) * 1e3)
 
     def close(self) -> None:
-        """Not while a question is under way."""
+        """Close the connection; not while a question is under way."""
         if self._wire is not None:
             self._wire.close()
             self._wire = None
@@ -97,7 +131,7 @@ class Connection:
 
 
 class _Wire(asyncio.Protocol):
-    """One TCP connection: the question that waits, if any, and what has come of its answer."""
+    """One TCP connection: the pending question, if any, and what has arrived of its answer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -105,10 +139,10 @@ class _Wire(asyncio.Protocol):
         self._parser = HttpResponseParser(self)  # calls the methods on_*
         self._waiter: asyncio.Future[_Outcome | None] | None = None
         self._idle_since_s = 0.0
-        self._begun = False  # the answer: some of it came
+        self._begun = False  # some of the answer has arrived
         self._in_body = False
-        self._framed = False  # the headers say where the body ends; if they do not, the end of the connection does
-        self._bare_bytes = 0  # that came since the last part of a body
+        self._framed = False  # the headers say where the body ends; otherwise the end of the connection does
+        self._bare_bytes = 0  # bytes received since the last part of a body
         self._parts: list[bytes] = []
         self._size = 0
         self._most_bytes = 0
@@ -117,7 +151,7 @@ class _Wire(asyncio.Protocol):
         return not self._transport.is_closing() and self._loop.time() - self._idle_since_s < _KEPT_S
 
     async def ask(self, request: bytes, most_bytes: int) -> _Outcome | None:
-        """None if the connection ended before any of the answer came."""
+        """None if the connection ended before any of the answer arrived."""
         waiter: asyncio.Future[_Outcome | None] = self._loop.create_future()
         self._waiter = waiter
         self._most_bytes = most_bytes
@@ -126,7 +160,7 @@ class _Wire(asyncio.Protocol):
         try:
             return await waiter
         finally:
-            if self._waiter is not None:  # cancelled: the answer must not be taken for that of another question
+            if self._waiter is not None:  # cancelled: its answer must not be taken for the next question's
                 self.close()
 
     def close(self) -> None:
@@ -134,7 +168,7 @@ class _Wire(asyncio.Protocol):
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one, and does not say so
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is one, but is not typed so
 
     def data_received(self, data: bytes) -> None:
         self._begun = True
@@ -159,7 +193,7 @@ class _Wire(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._in_body = self._framed = False
-        if self._waiter is None:  # nobody has asked
+        if self._waiter is None:  # unsolicited
             self.close()
 
     def on_header(self, name: bytes, _value: bytes) -> None:
@@ -167,7 +201,7 @@ class _Wire(asyncio.Protocol):
             self._framed = True
 
     def on_headers_complete(self) -> None:
-        self._in_body = self._parser.get_status_code() >= 200  # what comes with 1xx is not yet the answer
+        self._in_body = self._parser.get_status_code() >= 200  # a 1xx response is not the answer yet
 
     def on_body(self, part: bytes) -> None:
         if self._waiter is None:
@@ -175,7 +209,7 @@ class _Wire(asyncio.Protocol):
         self._size += len(part)
         self._parts.append(part)
         if self._size > self._most_bytes:
-            self._fail("too_large")  # with the connection: the rest is on its way
+            self._fail("too_large")  # closes the connection: the rest is still arriving
 
     def on_message_complete(self) -> None:
         if self._in_body:

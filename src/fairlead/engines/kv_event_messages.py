@@ -1,8 +1,8 @@
-"""KV cache events as vLLM and SGLang publish them: three ZMQ frames in, the events out, whatever the frames hold.
+"""KV cache events as vLLM and SGLang publish them: three ZMQ frames in, events out; invalid frames are safe.
 
 The frames are a topic, a sequence number (8 bytes, big endian) and a MessagePack batch. The batch and each event in it
-are arrays (SGLang; vLLM up to 0.22) or maps (vLLM from 0.25); any mix is read, newer fields are skipped. Nothing here
-keeps state: order and loss are `engines.kv_events`' business, what an engine holds is `engines.kv_blocks`'.
+are arrays (vLLM up to 0.22) or maps (vLLM from 0.25; SGLang's events); any mix is read, newer fields are skipped.
+Nothing here keeps state: `engines.kv_events` handles order and loss, `engines.kv_blocks` what an engine holds.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ class BlockStored(msgspec.Struct, tag=True, array_like=True, gc=False):
     lora_id: Any = None
     medium: Any = None
     lora_name: Any = None
-    extra_keys: list[Any] | None = None  # for each block: what else than tokens its content depends on
+    extra_keys: list[Any] | None = None  # for each block: what its content depends on besides tokens
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    cache_salt: Any = None  # SGLang; vLLM has it among `extra_keys`
 
 
 class BlockRemoved(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """One physical copy of each block is gone."""
+    """One physical copy of each block is gone, from the tier `medium`."""
 
     block_hashes: list[BlockHash]
     medium: Any = None
@@ -81,16 +82,16 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
     engine_s: float  # by the engine's clock
     events: tuple[Event, ...]
-    skipped_events: int  # of kinds that came after this was written, and stores that cannot be read: no loss of truth
+    skipped_events: int  # unknown kinds, and unreadable stores: harmless, as less is known and nothing wrong
 
 
 def read_sequence(frame: bytes) -> int | None:
-    """The sequence number of a message; None where the frame is none."""
+    """The sequence number of a message; None if the frame is invalid."""
     return int.from_bytes(frame, "big") if len(frame) == SEQUENCE_BYTES and frame != END_OF_REPLAY else None
 
 
 def read_batch(payload: bytes) -> Batch | None:
-    """The batch in `payload`; None where it cannot be read, so that it may hide a removal."""
+    """The batch in `payload`; None if it cannot be read, so that it may hide a removal."""
     try:
         batch = _decode_batch_map(payload) if _is_map(payload) else _decode_batch_array(payload)
         read = [_read_event(bytes(raw)) for raw in batch.events]

@@ -1,17 +1,18 @@
-"""The KV events of one engine, over ZMQ: kept in order, repaired when some are lost, and turned into what is cached.
+"""The KV events of one engine, over ZMQ: kept in order, repaired when some are lost, and applied to the indexes.
 
 - `PreciseIndex` (`engines.kv_blocks`) learns each block with its tokens, for callers that have token ids.
-- The byte-based `PrefixIndex` of the request path is corrected without tokenizing a prompt, by what is true whoever
-  sent the requests, other routers included: a cleared cache and a restart forget the endpoint, and a removed block
-  tells how far eviction has come. Engines evict what was used longest ago, and a block was used no earlier than it was
-  stored; so what was last used before the removed block was stored has gone before it. `slack_s` allows for requests
-  that were running meanwhile, whose blocks count as used until they end.
+- The byte-based `PrefixIndex` of the request path is corrected without tokenizing a prompt, by facts that hold whoever
+  sent the requests, other routers included: a cleared cache or a restart drops the endpoint's entries, and a removed
+  block shows how far eviction has come. Engines evict what was used longest ago, and a block was used no earlier than
+  it was stored; so whatever was last used before the removed block was stored is already evicted. `slack_s` allows for
+  requests that were running meanwhile, whose blocks count as used until they end.
 
-Messages are numbered. Missing ones are asked of the replay endpoint, together with the last that is known: if that one
-is not what it was, another process answers, and all is forgotten. What the replay cannot give is lost: the endpoint's
-blocks are forgotten in the precise index, which must not miss a removal; the byte index stays, a guess as before.
+Messages are numbered. Missing ones are requested from the replay endpoint, together with the last one received: if that
+one differs, another process answers, and everything is dropped. What the replay cannot provide is lost: then the
+endpoint's blocks are dropped from the precise index, which must not miss a removal; the byte index stays, as it is an
+estimate anyway.
 
-What it does not do: attribute blocks to requests (by time or size that is a guess that fails under load), put other
+What it does not do: attribute blocks to requests (guessing by time or size fails under load), put other
 routers' prompts into the byte index (their bytes are not known), or follow several data-parallel ranks behind one
 address (each publishes at a port of its own: give each rank its own endpoint).
 """
@@ -34,8 +35,8 @@ from fairlead.engines.kv_blocks import PreciseIndex
 from fairlead.engines.kv_event_messages import SEQUENCE_BYTES, read_batch, read_sequence
 
 DEFAULT_SLACK_S: Final = 15.0
-_MOST_BYTES: Final = 8 * 1024 * 1024  # of one message; a larger one closes the connection, and is then missing
-_MOST_WAITING: Final = 100_000  # messages, while a replay is taken in
+_MOST_BYTES: Final = 8 * 1024 * 1024  # for one message; a larger one closes the connection, and is then missing
+_MOST_WAITING: Final = 100_000  # messages queued while a replay is read
 _REPLAY_S: Final = 5.0  # for each message of a replay: the publisher looks for requests every 0.1 s
 _RECONNECT_MOST_MS: Final = 5000
 _PAUSE_AFTER_FAULT_S: Final = 1.0
@@ -47,10 +48,10 @@ log = structlog.get_logger("fairlead.engines")
 class KvEventSource:
     """Where an endpoint publishes: ZMQ addresses such as `tcp://10.0.0.7:5557`."""
 
-    address: str  # of the endpoint, as the pool names it
+    address: str  # the endpoint's address in the pool
     events: str
     replay: str | None = None
-    topic: str = ""  # messages whose topic starts with it; empty: all
+    topic: str = ""  # only messages whose topic starts with it; empty: all
 
 
 @dataclass(slots=True)
@@ -58,21 +59,21 @@ class KvEventCounts:
     """Since the feed began."""
 
     batches: int = 0
-    garbage: int = 0  # messages that are none: skipped
-    unreadable: int = 0  # batches that may have hidden a removal: the endpoint was forgotten
-    skipped_events: int = 0  # of unknown kinds, and stores that cannot be read
-    unplaced_blocks: int = 0  # stored after blocks that are not known
+    garbage: int = 0  # invalid messages: skipped
+    unreadable: int = 0  # batches that may have hidden a removal: the endpoint's blocks were dropped
+    skipped_events: int = 0  # events of unknown kinds, and unreadable stores
+    unplaced_blocks: int = 0  # stored after unknown blocks
     gaps: int = 0
-    replayed: int = 0  # batches that came by replay
-    lost: int = 0  # gaps that no replay filled: the endpoint was forgotten
+    replayed: int = 0  # batches received by replay
+    lost: int = 0  # gaps that no replay filled: the endpoint's blocks were dropped
     restarts: int = 0
     cleared: int = 0
     overflows: int = 0
-    faults: int = 0  # exceptions of ours, and sockets that failed
+    faults: int = 0  # our own exceptions, and socket failures
 
 
 class KvEventFeed:
-    """`run` keeps both indexes until it is cancelled, and raises nothing else."""
+    """`run` updates both indexes until it is cancelled, and raises nothing else."""
 
     def __init__(
         self,
@@ -89,21 +90,21 @@ class KvEventFeed:
         self._index = index
         self._clock_s = clock_s
         self._slack_s = slack_s
-        self._applied: int | None = None  # the last batch taken in
-        self._digest = 0  # of that batch
+        self._applied: int | None = None  # sequence number of the last batch applied
+        self._digest = 0  # digest of that batch
 
     async def run(self, context: zmq.asyncio.Context) -> None:
         while True:
             try:
                 await self._follow(context)
-            except Exception:  # whatever it is, the next event may be well
+            except Exception:  # any error: the next event may still be fine
                 self.counts.faults += 1
                 self._precise.forget(self.source.address)
                 log.exception("KV events failed", endpoint=self.source.address, faults=self.counts.faults)
             await asyncio.sleep(_PAUSE_AFTER_FAULT_S)
 
     def restarted(self) -> None:
-        """The engine is another process than before: nothing of what it holds is known."""
+        """The engine is a new process: nothing is known of what it holds."""
         self._applied = None
         self._precise.forget(self.source.address)
 
@@ -118,10 +119,10 @@ class KvEventFeed:
                     self.counts.garbage += 1
                 else:
                     await self._received(context, sequence, frames[2])
-                await asyncio.sleep(0)  # a message that waits is given at once: let requests pass in between
+                await asyncio.sleep(0)  # a queued message is returned without a pause: let requests run in between
 
     async def _received(self, context: zmq.asyncio.Context, sequence: int, payload: bytes) -> None:
-        if self._applied is not None and sequence <= self._applied:  # ZMQ keeps order: another one counts from 0
+        if self._applied is not None and sequence <= self._applied:  # ZMQ keeps order, so a new process counts from 0
             self._another_process()
         if sequence != self._next():
             await self._repair(context, sequence)
@@ -133,18 +134,18 @@ class KvEventFeed:
     # ---- loss ---------------------------------------------------------------------------------------------------
 
     async def _repair(self, context: zmq.asyncio.Context, until: int) -> None:
-        """Take in what is missing before message `until`."""
+        """Apply what is missing before message `until`."""
         if self._applied is not None:
             self.counts.gaps += 1
             if not await self._replay(context, until, self._applied):
                 self._another_process()
-        if self._applied is None:  # new here: as much of the history as there is
+        if self._applied is None:  # first message: replay all the history there is
             await self._replay(context, until, None)
         if self._applied is not None and self._applied < until - 1:
             self._lost()
 
     async def _replay(self, context: zmq.asyncio.Context, until: int, known: int | None) -> bool:
-        """Take in the batches after `known` as they are replayed; False: `known` was another process's."""
+        """Apply the replayed batches after `known`; False if `known` was from another process."""
         async with aclosing(self._replayed(context, until, known or 0)) as batches:
             async for sequence, payload in batches:
                 if sequence == known:
@@ -153,7 +154,7 @@ class KvEventFeed:
                 elif self._applied is None or sequence == self._applied + 1:
                     self.counts.replayed += 1
                     self._apply(sequence, payload, live=False)
-                elif sequence > self._applied:  # the publisher's memory does not reach back
+                elif sequence > self._applied:  # the publisher's history does not reach back that far
                     self._lost()
                     self._apply(sequence, payload, live=False)
                 await asyncio.sleep(0)
@@ -162,10 +163,10 @@ class KvEventFeed:
     async def _replayed(
         self, context: zmq.asyncio.Context, until: int, start: int
     ) -> AsyncGenerator[tuple[int, bytes], None]:
-        """The batches from `start` on that the replay endpoint still has; it ends when the endpoint falls silent."""
+        """The batches from `start` on that the replay endpoint still has, until it falls silent."""
         if self.source.replay is None:
             return
-        with _socket(context, zmq.DEALER) as socket:  # a new one each time: late answers go nowhere
+        with _socket(context, zmq.DEALER) as socket:  # a new socket each time, so that late answers are ignored
             socket.connect(self.source.replay)
             await socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")])
             previous = -1
@@ -176,7 +177,7 @@ class KvEventFeed:
                 except TimeoutError:
                     return
                 sequence = read_sequence(frames[-2]) if len(frames) >= 2 else None
-                # The end, or what the subscription brings anyway, or no replay at all.
+                # The end, or messages that the subscription delivers anyway, or no replay at all.
                 if sequence is None or sequence >= until or sequence <= previous:
                     return
                 previous = sequence
@@ -191,10 +192,10 @@ class KvEventFeed:
         self.restarted()
         self._index.forget(self.source.address)
 
-    # ---- what is told -------------------------------------------------------------------------------------------
+    # ---- applying ------------------------------------------------------------------------------------------------
 
     def _apply(self, sequence: int, payload: bytes, *, live: bool) -> None:
-        """Take in one batch. Only a live one tells how far eviction is now: a replayed one is of some time ago."""
+        """Apply one batch. Only a live one shows how far eviction is now: a replayed one is from some time ago."""
         counts, address = self.counts, self.source.address
         self._applied, self._digest = sequence, xxhash.xxh3_64_intdigest(payload)
         counts.batches += 1
@@ -215,7 +216,7 @@ class KvEventFeed:
 
 
 async def follow(feeds: Iterable[KvEventFeed]) -> None:
-    """Run all feeds until it is cancelled; ZMQ takes one thread for all of them."""
+    """Run all feeds until cancelled; ZMQ uses one thread for all of them."""
     context = zmq.asyncio.Context()
     try:
         async with asyncio.TaskGroup() as running:

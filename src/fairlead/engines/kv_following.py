@@ -1,4 +1,4 @@
-"""Following the KV events of those endpoints that publish them; `kv_events` is only imported where one does."""
+"""Following the KV events of those endpoints that publish them; `kv_events` is imported only if one does."""
 
 from __future__ import annotations
 
@@ -7,16 +7,29 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from fairlead.config import Config
-from fairlead.core.pool import Endpoint
+from fairlead.core.endpoint import Endpoint
 from fairlead.core.prefix_index import PrefixIndex
-from fairlead.errors import UserError
+from fairlead.errors import UserError, how_to_install
 
 if TYPE_CHECKING:
     from fairlead.engines.kv_events import KvEventCounts, KvEventFeed, KvEventSource
 
 
+def require_library(config: Config) -> None:
+    """Raises UserError if an endpoint publishes KV events and the library to read them is not installed."""
+    publishing = (index for index, endpoint in enumerate(config.pool.endpoints) if endpoint.kv_events is not None)
+    index = next(publishing, None)
+    if index is None:
+        return
+    try:
+        import zmq  # noqa: F401
+    except ModuleNotFoundError:
+        message = f"needs the package pyzmq; {how_to_install('kv-events')}"
+        raise UserError(f"pool.endpoints[{index}].kv_events: {message}") from None
+
+
 class KvFollowing:
-    """`follow` when the pool is set up and whenever it changes, `restarted` for engines that did, `stop` at the end."""
+    """Call `follow` when the pool is set up or changes, `restarted` after engines restart, `stop` at the end."""
 
     def __init__(self, index: PrefixIndex, clock_s: Callable[[], float]) -> None:
         self._index = index
@@ -27,29 +40,21 @@ class KvFollowing:
 
     @property
     def counts(self) -> Mapping[str, KvEventCounts]:
-        """By address, of the endpoints that publish."""
+        """Counts by address, for the endpoints that publish."""
         return {address: feed.counts for address, feed in self._feeds.items()}
 
     async def follow(self, config: Config, endpoints: Iterable[Endpoint]) -> None:
-        """Follow what `config` names, whose endpoints stand in the same order; other feeds end.
-
-        Raises UserError where the library is missing.
-        """
+        """Follow the endpoints of `config`, which come first and in the same order; other feeds end."""
         wanted = [
             (endpoint.address, configured.kv_events)
-            for configured, endpoint in zip(config.pool.endpoints, endpoints, strict=True)
+            for configured, endpoint in zip(config.pool.endpoints, endpoints, strict=False)
             if configured.kv_events is not None
         ]
         if not wanted and not self._feeds:
             return
-        try:
-            from fairlead.engines.kv_blocks import PreciseIndex
-            from fairlead.engines.kv_events import KvEventFeed, KvEventSource, follow
-        except ModuleNotFoundError as error:
-            if error.name != "zmq":
-                raise
-            message = 'kv_events need the package pyzmq; install it with: pip install "fairlead[kv-events]"'
-            raise UserError(message) from None
+        from fairlead.engines.kv_blocks import PreciseIndex
+        from fairlead.engines.kv_events import KvEventFeed, KvEventSource, follow
+
         sources = [KvEventSource(address, kv.events, kv.replay, kv.topic) for address, kv in wanted]
         if self._sources() == sources:
             return
@@ -60,7 +65,7 @@ class KvFollowing:
             self._task = asyncio.create_task(follow(self._feeds.values()), name="kv events")
 
     def restarted(self, endpoints: Iterable[Endpoint]) -> None:
-        """Tell the feeds of engines whose generation has grown since the last call."""
+        """Notify the feeds of engines whose generation has grown since the last call."""
         for endpoint in endpoints:
             feed = self._feeds.get(endpoint.address)
             if feed is not None and self._generations.get(endpoint.address, endpoint.generation) != endpoint.generation:

@@ -1,13 +1,13 @@
-"""Copy a prompt's KV from one vLLM to another: two ordinary completions of the same tokens, and proof that it worked.
+"""Copy a prompt's KV from one vLLM to another: two ordinary completions of the same tokens, and a check that it worked.
 
     export: the source computes one token more and offers the prompt's KV under a transfer's name
     import: the target takes the KV from the source in place of computing it
 
-What the two completions carry is a connector's matter (`engines.mooncake`, `engines.nixl`); what holds for all of them
-is here. The prompt is the same list of token ids on both sides, cut to whole blocks: a target whose prompt is shorter
-than the export installs wrong KV in silence, and a longer one kills the target under NIXL. Each leg has a deadline, and
-giving up closes the connection, which aborts the request in the engine. The source keeps the exported blocks until they
-are taken, so an export that succeeded is followed by its import whatever else is found.
+The connector decides what the two completions carry (`engines.mooncake`, `engines.nixl`); what all have in common is
+here. The prompt is the same list of token ids on both sides, cut to whole blocks: a target whose prompt is shorter than
+the export silently installs wrong KV, and under NIXL a longer one crashes it. Each leg has a deadline, and giving up
+closes the connection, which aborts the request in the engine. The source keeps the exported blocks until they are
+fetched, so an export that succeeded is always followed by its import.
 """
 
 from __future__ import annotations
@@ -22,24 +22,30 @@ from uuid import uuid4
 
 import msgspec
 
-from fairlead.core.moves import transfers_safely
+from fairlead.api.paths import COMPLETIONS, TOKENIZE
+from fairlead.dialects.vllm import transfers_safely
 from fairlead.engines import metrics_text
 from fairlead.engines.ask import Answer, UnansweredError, ask_once
 
 Stage = Literal["discover", "tokenize", "export", "import", "confirm"]
 
-LEAST_CACHED_SHARE: Final = 0.5  # of the export, at the source; below it was evicted, or these are other tokens
+LEAST_CACHED_SHARE: Final = (
+    0.5  # share of the export's tokens cached at the source; below it they were evicted, or are other tokens
+)
 _SMALL_BYTES: Final = 256 * 1024
-_MOST_TOKEN_BYTES: Final = 8 << 20  # of /tokenize: about a million tokens
+_MOST_TOKEN_BYTES: Final = 8 << 20  # answer of /tokenize: about a million tokens
 _CONFIRM_EVERY_S: Final = 0.05
-_TOKENS: Final = re.compile(
-    rb'\nvllm:prompt_tokens_by_source_total\{[^\n}]*source="external_kv_transfer"[^\n}]*\} ([0-9.e+]+)'
+_LEAST_TAKEN_SHARE: Final = 0.95  # of the tokens that must have come: block sizes and estimates differ a little
+_COMPUTED_SHARE: Final = 0.5  # of the tokens: a target that computed as many may have computed the prompt itself
+_TOKENS, _LOCAL, _COMPUTED = (
+    re.compile(rb'\nvllm:prompt_tokens_by_source_total\{[^\n}]*source="' + source + rb'"[^\n}]*\} ([0-9.e+]+)')
+    for source in (b"external_kv_transfer", b"local_cache_hit", b"local_compute")
 )
 _BYTES: Final = re.compile(rb"\nvllm:nixl_bytes_transferred_sum\{[^\n}]*\} ([0-9.e+]+)")
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """Of each leg, in seconds. An export waits in the queue of a hot engine."""
+    """Deadline of each leg, in seconds. An export waits in the queue of a hot engine."""
 
     discover_s: float = 2.0
     tokenize_s: float = 10.0
@@ -56,16 +62,23 @@ class Party(msgspec.Struct, frozen=True):
 
 
 class TransferError(Exception):
-    """A transfer failed in `stage`; `reason` is one of a few words, for counting."""
+    """A transfer failed in `stage`; `reason` is one of a fixed set, for counting."""
 
     def __init__(self, stage: Stage, reason: str) -> None:
         super().__init__(f"{stage}: {reason}")
         self.stage: Stage = stage
         self.reason = reason
 
+    @property
+    def is_the_prompts(self) -> bool:
+        """Whether the prompt is why it failed, and no engine: it cannot be tokenized, or its KV is not there. Whoever
+        sends such prompts must not keep others' sessions from moving.
+        """
+        return (self.stage, self.reason) in (("tokenize", "refused"), ("export", "refused"), ("export", "not_cached"))
+
 
 class Exported(msgspec.Struct, frozen=True):
-    """What the source said to the export. Unknown is None, which is not 0."""
+    """The source's answer to the export. Unknown values are None, which is not 0."""
 
     cached_tokens: int | None
     kv_transfer_params: Mapping[str, Any] | None
@@ -75,18 +88,28 @@ class Copied(msgspec.Struct, frozen=True):
     """A copy that was confirmed, with the seconds that each of its legs took."""
 
     tokens: int
-    transferred_tokens: int | None  # of them; the others the target held already; None: it does not tell
-    transferred_bytes: int | None  # as the target tells; None: it does not
+    transferred_tokens: int | None  # tokens transferred; the target held the others already; None: not reported
+    transferred_bytes: int | None  # as the target reports; None: not reported
     seconds: Mapping[Stage, float]
 
 
+class Prompt(msgspec.Struct, frozen=True):
+    """What is copied: token ids, whole blocks of them."""
+
+    model: str
+    ids: Sequence[int]
+    block_tokens: int
+    cache_salt: str = ""  # empty: none
+    known_tokens: int = 0  # that the target is believed to hold already: these are not transferred
+
+
 class Connector(Protocol):
-    """What a kind of transfer says in the two completions. Methods raise TransferError."""
+    """The parameters that a kind of transfer puts into the two completions. Methods raise TransferError."""
 
     longest_import_s: float  # after the export
 
     async def discover(self, source: Party) -> str:
-        """What the source must be asked before; empty where there is nothing to ask."""
+        """What must be asked of the source beforehand; empty if nothing."""
         ...
 
     def to_export(self, transfer_id: str) -> Mapping[str, Any]:
@@ -126,10 +149,12 @@ class _Version(msgspec.Struct):
 
 
 class _Taken(NamedTuple):
-    """What an engine has taken from others, since it started or in one copy; None where it does not tell."""
+    """What an engine has fetched from others, since it started or in one copy; None if not reported."""
 
     tokens: int | None
     bytes: int | None
+    local: int = 0  # prompt tokens that it found in its own cache
+    computed: int = 0
 
 
 async def ask(
@@ -141,24 +166,28 @@ async def ask(
     post: bytes | None = None,
     most_bytes: int = _SMALL_BYTES,
 ) -> Answer:
-    """Raises TransferError for no answer in time and for any status but 200."""
+    """One question to an engine. Raises TransferError for no answer in time and for any status but 200: `refused` if
+    the engine rejects what was sent, `status` otherwise.
+    """
     try:
         answer = await ask_once(address, path, timeout_s, most_bytes, post=post)
     except UnansweredError as error:
         raise TransferError(stage, error.reason) from None
+    if answer.status in (400, 413, 422):
+        raise TransferError(stage, "refused")
     if answer.status != 200:
         raise TransferError(stage, "status")
     return answer
 
 
 async def tokenize(party: Party, body: bytes, timeout_s: float) -> list[int]:
-    """The token ids of the prompt that `body`, a request to /tokenize, has."""
-    answer = await ask("tokenize", party.address, "/tokenize", timeout_s, post=body, most_bytes=_MOST_TOKEN_BYTES)
+    """The token ids of the prompt in `body`, a request to /tokenize."""
+    answer = await ask("tokenize", party.address, TOKENIZE, timeout_s, post=body, most_bytes=_MOST_TOKEN_BYTES)
     return _read("tokenize", answer.body, _Tokens).tokens
 
 
 async def check_version(party: Party, timeout_s: float) -> None:
-    """Raises TransferError where a failed transfer would hang the engine's request for ever."""
+    """Raises TransferError if a failed transfer would hang the engine's request forever."""
     answer = await ask("discover", party.address, "/version", timeout_s)
     if not transfers_safely(_read("discover", answer.body, _Version).version):
         raise TransferError("discover", "version")
@@ -167,24 +196,25 @@ async def check_version(party: Party, timeout_s: float) -> None:
 async def complete(
     stage: Literal["export", "import"],
     party: Party,
-    model: str,
-    ids: Sequence[int],
+    prompt: Prompt,
     params: Mapping[str, Any],
     timeout_s: float,
 ) -> Exported:
-    """One completion of one token. Raises TransferError unless the engine took exactly these tokens to the end."""
+    """One completion of one token. Raises TransferError unless the engine processed exactly these tokens."""
     body = {
-        "model": model,
-        "prompt": ids,
+        "model": prompt.model,
+        "prompt": prompt.ids,
         "max_tokens": 1,
         "temperature": 0,
         "ignore_eos": True,
         "stream": False,
         "kv_transfer_params": params,
     }
-    answer = await ask(stage, party.address, "/v1/completions", timeout_s, post=msgspec.json.encode(body))
+    if prompt.cache_salt:
+        body["cache_salt"] = prompt.cache_salt
+    answer = await ask(stage, party.address, COMPLETIONS, timeout_s, post=msgspec.json.encode(body))
     completion = _read(stage, answer.body, _Completion)
-    if completion.usage.prompt_tokens != len(ids):
+    if completion.usage.prompt_tokens != len(prompt.ids):
         raise TransferError(stage, "tokens")
     if [choice.finish_reason for choice in completion.choices] != ["length"]:
         raise TransferError(stage, "finish_reason")
@@ -195,22 +225,23 @@ async def complete(
 async def taken(party: Party, timeout_s: float) -> _Taken:
     """By the engine's own counters."""
     answer = await ask("confirm", party.address, "/metrics", timeout_s, most_bytes=metrics_text.MOST_BYTES)
-    return _Taken(_sum(_TOKENS, answer.body), _sum(_BYTES, answer.body))
+    page = answer.body
+    return _Taken(_sum(_TOKENS, page), _sum(_BYTES, page), _sum(_LOCAL, page) or 0, _sum(_COMPUTED, page) or 0)
 
 
 async def copy_kv(
     connector: Connector,
     source: Party,
     target: Party,
-    model: str,
-    ids: Sequence[int],
-    block_tokens: int,
+    prompt: Prompt,
     deadlines: Deadlines,
 ) -> Copied:
-    """Copy the KV of `ids`, which must be whole blocks. Raises TransferError; the target then may hold them or not.
+    """Copy the KV of a prompt. Raises TransferError; then the target may or may not hold it.
 
-    At most one copy into the same target at a time: the proof is the rise of a counter that all imports share.
+    At most one copy into the same target at a time: the check is the rise of a counter that all imports share, by about
+    the prompt's size.
     """
+    ids = prompt.ids
     seconds: dict[Stage, float] = {}
     with _timed(seconds, "discover"):
         await check_version(source, deadlines.discover_s)
@@ -220,36 +251,49 @@ async def copy_kv(
     transfer_id = uuid4().hex
     with _timed(seconds, "export"):
         params = connector.to_export(transfer_id)
-        exported = await complete("export", source, model, ids, params, deadlines.export_s)
+        exported = await complete("export", source, prompt, params, deadlines.export_s)
     with _timed(seconds, "import"):
         params = connector.to_import(transfer_id, source, discovered, exported)
         timeout_s = min(deadlines.import_s, connector.longest_import_s)
-        imported = await complete("import", target, model, ids, params, timeout_s)
+        imported = await complete("import", target, prompt, params, timeout_s)
     if exported.cached_tokens is not None and exported.cached_tokens < LEAST_CACHED_SHARE * len(ids):
         raise TransferError("export", "not_cached")
     with _timed(seconds, "confirm"):
-        rise = await _rise(target, before, deadlines.confirm_s)
-    if rise.tokens is None and (imported.cached_tokens or 0) < len(ids) - 2 * block_tokens:
+        rise = await _rise(target, before, prompt, deadlines.confirm_s)
+    if rise.tokens is None and (imported.cached_tokens or 0) < len(ids) - 2 * prompt.block_tokens:
         raise TransferError("confirm", "not_cached")
     return Copied(len(ids), rise.tokens, rise.bytes, seconds)
 
 
-async def _rise(target: Party, before: _Taken, timeout_s: float) -> _Taken:
-    """How much the target took; raises TransferError if nothing. The engine counts a little after it has answered.
+async def _rise(target: Party, before: _Taken, prompt: Prompt, timeout_s: float) -> _Taken:
+    """How much the target fetched; raises TransferError if it is not the prompt, but for what it held already. The
+    engine counts shortly after it has answered.
 
-    Its own counter comes before the `cached_tokens` that it answers with, which are those it had hoped for.
+    Its counter is preferred to the `cached_tokens` in its answer, which are those it expected.
     """
     if before.tokens is None:
         return _Taken(None, None)
     until_s = time.monotonic() + timeout_s
     while True:
         after = await taken(target, timeout_s)
-        if after.tokens is not None and after.tokens > before.tokens:
+        tokens = (after.tokens or 0) - before.tokens
+        if tokens > 0 and _is_the_prompt(tokens, after.local - before.local, after.computed - before.computed, prompt):
             rise_bytes = None if after.bytes is None or before.bytes is None else after.bytes - before.bytes
-            return _Taken(after.tokens - before.tokens, rise_bytes or None)
+            return _Taken(tokens, rise_bytes or None)
         if time.monotonic() > until_s:
-            raise TransferError("confirm", "nothing_came")
+            raise TransferError("confirm", "too_little_came" if tokens > 0 else "nothing_came")
         await asyncio.sleep(_CONFIRM_EVERY_S)
+
+
+def _is_the_prompt(tokens: int, local: int, computed: int, prompt: Prompt) -> bool:
+    """Whether so many tokens transferred are the prompt: all of it but what the target found in its own cache.
+
+    Other requests raise the counters too. If it computed too little to have computed this prompt, it found the rest of
+    it in its cache, and if that is uncertain, it found what it was believed to hold at most.
+    """
+    size = len(prompt.ids)
+    found = local if computed < _COMPUTED_SHARE * size else min(local, prompt.known_tokens)
+    return tokens + found >= _LEAST_TAKEN_SHARE * size - 2 * prompt.block_tokens
 
 
 @contextmanager
@@ -260,7 +304,7 @@ def _timed(seconds: dict[Stage, float], stage: Stage) -> Iterator[None]:
 
 
 def _sum(series: re.Pattern[bytes], page: bytes) -> int | None:
-    """Over the engines of one server; None where the page has no such series."""
+    """Sum over the engines of one server; None if the page has no such series."""
     found = series.findall(b"\n" + page)
     return round(sum(map(float, found))) if found else None
 

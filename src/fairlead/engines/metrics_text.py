@@ -1,4 +1,4 @@
-"""Read the few numbers that matter from the metrics page of a vLLM or SGLang engine.
+"""Read the few numbers that matter from the metrics page of an engine of any dialect.
 
 Not a Prometheus parser: it looks at the lines that start with a wanted name and at no other. A value that is NaN,
 infinite, negative or half written is left out, as if the engine did not report it.
@@ -7,50 +7,38 @@ infinite, negative or half written is left out, as if the engine did not report 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
 from fairlead.core.reported import EngineReport
+from fairlead.dialects import DIALECTS
 
 MOST_BYTES: Final = 4 << 20  # one rank of vLLM writes some 80 KB, and an endpoint may have many
 
-_VLLM: Final = {
-    b"num_requests_running": "running",
-    b"num_requests_waiting": "waiting",
-    b"kv_cache_usage_perc": "kv_usage",
-    b"gpu_cache_usage_perc": "kv_usage",  # its old name
-    # `gpu_prefix_cache_*` of old versions is left out: it counted blocks in some of them and tokens in others
-    b"prefix_cache_queries_total": "queried",
-    b"prefix_cache_hits_total": "hit",
-    b"prompt_tokens_total": "prompt",
-    b"generation_tokens_total": "generated",
-    b"cache_config_info": "cache_config",
-}
-_SGLANG: Final = {
-    b"num_running_reqs": "running",
-    b"num_queue_reqs": "waiting",
-    b"token_usage": "kv_usage",
-    b"max_total_num_tokens": "capacity",
-    b"page_size": "block",
-    b"prompt_tokens_total": "queried_prompt",  # every prompt token is looked up
-    b"cached_tokens_total": "hit",
-    b"generation_tokens_total": "generated",
-}
-_START: Final = b"process_start_time_seconds"
-_FIELDS: Final = (
-    {b"vllm:" + name: field for name, field in _VLLM.items()}
-    | {b"sglang:" + name: field for name, field in _SGLANG.items()}
-    | {_START: "start"}
-)
+_FIELDS: Final[dict[bytes, str]] = {
+    name.encode(): reading for dialect in DIALECTS.values() for name, reading in dialect.metrics.items()
+} | {b"process_start_time_seconds": "start"}
+
+
+def _any_of(names: Iterable[bytes]) -> bytes:
+    """A pattern of these, with what they share before a colon written once: it is compared once in each line."""
+    by_prefix: dict[bytes, list[bytes]] = {}
+    for name in names:
+        prefix, colon, rest = name.rpartition(b":")
+        by_prefix.setdefault(re.escape(prefix + colon), []).append(re.escape(rest))
+    return b"|".join(b"%b(?:%b)" % (prefix, b"|".join(rests)) for prefix, rests in by_prefix.items())
+
+
 # One pass over the page at the speed of the regular expression: a line that is not wanted costs one failed match. The
 # line must end, or it is half written.
-_WANTED: Final = re.compile(
-    rb"\n(vllm:(?:%b)|sglang:(?:%b)|%b)([{ \t][^\n]*)(?=\n)" % (b"|".join(_VLLM), b"|".join(_SGLANG), _START)
-)
+_WANTED: Final = re.compile(rb"\n(%b)([{ \t][^\n]*)(?=\n)" % _any_of(_FIELDS))
 _MOST_LINES: Final = 4096  # wanted ones; an engine has fewer than ten for each of its ranks
 _COUNTERS: Final = frozenset({"queried", "queried_prompt", "hit", "prompt", "generated"})
 _TOO_MUCH: Final = 1e18  # of anything; keeps sums finite
-_RANK: Final = re.compile(rb'[{,](?:engine|dp_rank)="([^"]*)"')
+_RANK: Final = re.compile(
+    rb'[{,](?:%b)="([^"]*)"' % _any_of(sorted({d.rank_label.encode() for d in DIALECTS.values()}))
+)
 _BLOCK_SIZE: Final = re.compile(rb'[{,]block_size="([0-9]{1,9})"')
 _DTYPE: Final = re.compile(rb'[{,]cache_dtype="([\w.]{1,32})"')
 _BLOCKS: Final = re.compile(rb'[{,]num_gpu_blocks="([0-9]{1,12})"')

@@ -1,6 +1,6 @@
-"""What the Mooncake connector of vLLM wants: a name for each transfer, and where to find the source's engine.
+"""What vLLM's Mooncake connector needs: a name for each transfer, and where to find the source's engine.
 
-The three keys of an import are checked before they are sent: with one of them missing, vLLM 0.32 waits for ever.
+The three keys of an import are checked before they are sent: with one of them missing, vLLM 0.32 waits forever.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class _Rank(msgspec.Struct):
 
 
 class Mooncake:
-    """See `kv_transfer.Connector`. The engine's id is new at each of its starts, so it is asked for each transfer."""
+    """See `kv_transfer.Connector`. The engine's id changes at each start, so it is asked for at each transfer."""
 
     longest_import_s = 600.0  # the source keeps an export for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480 s by default
 
     async def discover(self, source: Party) -> str:
-        """The id of the source's engine. With several data-parallel ranks nothing tells which one holds the prompt."""
+        """The id of the source's engine. With several data-parallel ranks it is unknown which one holds the prompt."""
         if not source.bootstrap:
             raise TransferError("discover", "no_bootstrap")
         answer = await ask("discover", source.bootstrap, "/query", _TIMEOUT_S)

@@ -1,7 +1,7 @@
-"""What the NIXL connector of vLLM wants: the source answers an export with what the target must say to import it.
+"""What vLLM's NIXL connector needs: the source answers an export with the parameters for the target's import.
 
-The source leases the blocks for 30 s; a target that comes later reads whatever is there by then, and does not notice.
-So an import is given up well before.
+The source leases the blocks for 30 s; a later import reads whatever is there by then, unnoticed. So an import is
+abandoned well before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NEEDED: Final = ("remote_engine_id", "remote_request_id", "remote_block_ids", "
 
 
 class Nixl:
-    """See `kv_transfer.Connector`. Without one of the needed keys vLLM 0.32, as its source says, loads none."""
+    """See `kv_transfer.Connector`. According to its source, vLLM 0.32 loads no KV if one of the keys is missing."""
 
     longest_import_s = 15.0
 

@@ -1,7 +1,7 @@
 """All watches of a pool under one owner: started, stopped and replaced together.
 
 What they see is on the endpoints (`healthy`, `rtt_ms`, `reported`, `identity`, `generation`); what they count is in
-`counts`. Endpoints are taken for healthy until a probe says otherwise.
+`counts`. Endpoints are assumed healthy until a probe fails.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from fairlead.config import Observe
-from fairlead.core.pool import Endpoint
+from fairlead.core.endpoint import Endpoint
 from fairlead.engines.watch import Watch, WatchCounts
 
 
 class Observers:
-    """`clock_s` must be the clock that the request path tells outcomes by."""
+    """`clock_s` must be the clock that the request path stamps outcomes with."""
 
     def __init__(
         self, observe: Observe, endpoints: Iterable[Endpoint], clock_s: Callable[[], float] = time.perf_counter
@@ -30,7 +30,7 @@ class Observers:
 
     @property
     def counts(self) -> Mapping[str, WatchCounts]:
-        """By address, of the endpoints that are watched now."""
+        """Counts by address, for the endpoints that are watched now."""
         return {address: watch.counts for address, watch in self._watches.items()}
 
     async def start(self) -> None:
@@ -44,7 +44,7 @@ class Observers:
         await self._end(list(self._tasks))
 
     async def replace(self, observe: Observe, endpoints: Iterable[Endpoint]) -> None:
-        """Watch these instead, by new rules. An endpoint that stays keeps its watch and all that is known of it."""
+        """Watch these endpoints instead, with new settings. An endpoint that stays keeps its watch and its state."""
         self._observe, self._endpoints = observe, tuple(endpoints)
         if not self._started:
             return

@@ -1,10 +1,10 @@
-"""The watch on one engine: three loops beside the request path that write what they see on its `Endpoint`.
+"""The watch on one engine: three loops off the request path that write what they see to its `Endpoint`.
 
-- `/metrics`, often: the engine's report, and whether it is another process than before.
-- `/health`: whether the engine is there. After its first success, and after a restart, `/version` and `/v1/models`.
-- `/version`, seldom: the round trip. It is the network's and not the engine's work: a constant text on vLLM, a 404 on
-  SGLang, whose `/health` generates a token. Each measurement is the least of two requests, as the first may have to
-  open the connection, and of the health probes since the last measurement: what a busy process adds must not count.
+- `/metrics`, often: the engine's report, and whether it has restarted.
+- its page of health: whether the engine is there. After its first success, and after a restart, what the server says
+of itself (`/version` or the like) and `/v1/models`.
+- a TCP connection, seldom: the round trip. The kernels shake hands, so a busy engine adds nothing, and the least of the
+last few counts, because the network adds delay now and then.
 
 At most one request of each loop is under way. A failure is counted; an exception of ours is counted and logged.
 """
@@ -12,25 +12,34 @@ At most one request of each loop is under way. A failure is counted; an exceptio
 from __future__ import annotations
 
 import asyncio
-import math
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Final
 
 import msgspec
 import structlog
 
+from fairlead.api.paths import MODELS
 from fairlead.config import Observe
-from fairlead.core.pool import Endpoint
+from fairlead.core.endpoint import Endpoint
 from fairlead.core.reported import EngineIdentity, EngineReport, aged, following, restarted
-from fairlead.engines.ask import Answer, Connection, UnansweredError
+from fairlead.dialects import DIALECTS, Dialect, read_models
+from fairlead.engines.ask import Answer, Connection, UnansweredError, connect_ms
 from fairlead.engines.metrics_text import MOST_BYTES, read_metrics
 
-_SMALL_BYTES: Final = 64 * 1024  # of every answer but metrics
-_JITTER: Final = 0.2  # so that sidecars that start together do not ask together
+_SMALL_BYTES: Final = 64 * 1024  # limit of a probe's answer
+_INFO_BYTES: Final = 1 << 20  # SGLang's /server_info has 40 KB, and a page of models a line for each adapter
+_JITTER: Final = 0.2  # so that sidecars started together spread their requests
 _RTT_AFTER_S: Final = 0.5
+_MODELS_S: Final = 5.0  # between two questions for models: adapters are loaded while an engine runs
+_RTTS: Final = 5  # of which the least counts
+_FIRST_RTTS: Final = 3  # measured in a row at first, so that the first value does not depend on one sample
 _LOG_FAULTS_EVERY_S: Final = 60.0
+
+_HALF: Final = "it does only the prefill or the decoding of a request; start it without --disaggregation-mode"
 
 log = structlog.get_logger("fairlead.engines")
 
@@ -44,7 +53,7 @@ class WatchCounts:
     probes: int = 0
     probe_failures: dict[str, int] = field(default_factory=dict)
     restarts: int = 0
-    faults: int = 0  # exceptions of ours
+    faults: int = 0  # our own exceptions
 
 
 class Watch:
@@ -55,13 +64,14 @@ class Watch:
         self.observe = observe
         self.counts = WatchCounts()
         self._clock_s = clock_s
-        # One for each loop: what hangs on one must not delay another.
-        self._for_health, self._for_metrics, self._for_rtt = (Connection(endpoint.address) for _ in range(3))
-        self._rtt_known = False
-        self._least_ms = math.inf  # of the health probes since the last round trip was measured
-        self._was_gone = False  # it answers again, and nothing has told yet whether it restarted
-        self._identified = -1  # the generation that `endpoint.identity` is of
-        self._told = (endpoint.health.ejections, endpoint.health.returns)
+        # One for each loop: a hanging request must not delay the other loops.
+        self._for_health, self._for_metrics = Connection(endpoint.address), Connection(endpoint.address)
+        self._rtts_ms: deque[float] = deque(maxlen=_RTTS)
+        self._was_seen = False  # it has answered a probe
+        self._was_gone = False  # it answers again, but no metrics page has shown yet whether it restarted
+        self._identified = -1  # the generation for which `endpoint.identity` was read
+        self._listed_s = 0.0  # when its models were asked last
+        self._logged = (endpoint.health.ejections, endpoint.health.returns)
         self._fault_logged_s: float | None = None
 
     async def run(self) -> None:
@@ -69,11 +79,11 @@ class Watch:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._repeat(self._check_health, self._health_pause_ms))
                 loops.create_task(self._repeat(self._scrape, lambda: self.observe.interval_ms))
-                # Not in the rush of the first round: the first round trip measured would be our own queue.
+                # Not during the first round: the first round trip measured would be our own queue.
                 await asyncio.sleep(random.uniform(_RTT_AFTER_S / 2, _RTT_AFTER_S))
                 loops.create_task(self._repeat(self._measure_rtt, lambda: self.observe.rtt_interval_ms))
         finally:
-            for connection in (self._for_health, self._for_metrics, self._for_rtt):
+            for connection in (self._for_health, self._for_metrics):
                 connection.close()
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], interval_ms: Callable[[], float]) -> None:
@@ -81,7 +91,7 @@ class Watch:
             started_s = self._clock_s()
             try:
                 await work()
-            except Exception:  # whatever it is, the next round is due
+            except Exception:  # any error: the next round comes anyway
                 self._count_fault()
             interval_s = interval_ms() / 1e3 * random.uniform(1 - _JITTER, 1 + _JITTER)
             took_s = max(0.0, self._clock_s() - started_s)
@@ -94,6 +104,10 @@ class Watch:
     def _doubtful(self) -> bool:
         return self.endpoint.health.doubtful or self._identified != self.endpoint.generation
 
+    @property
+    def _dialect(self) -> Dialect:
+        return DIALECTS[self.endpoint.spec.engine]
+
     async def _ask(self, connection: Connection, path: str, most_bytes: int = _SMALL_BYTES) -> Answer:
         return await connection.ask(path, self.observe.timeout_ms / 1e3, most_bytes)
 
@@ -102,32 +116,28 @@ class Watch:
     async def _check_health(self) -> None:
         self.counts.probes += 1
         try:
-            answer = await self._ask(self._for_health, "/health")
+            answer = await self._ask(self._for_health, self._dialect.health_path)
         except UnansweredError as error:
             reason: str | None = error.reason
         else:
-            reason = "status" if answer.status >= 500 else None  # 404: no such page, but somebody is there
-            self._least_ms = min(self._least_ms, answer.took_ms)
+            reason = "status" if answer.status >= 500 else None  # 404: no such page, but the server answers
         if reason is not None:
             _count(self.counts.probe_failures, reason)
         self._probed(reason is None)
         if reason is None and self._identified != self.endpoint.generation:
             await self._identify()
+        elif reason is None and self._clock_s() - self._listed_s >= _MODELS_S:
+            await self._list_models()
 
     def _probed(self, answered: bool) -> None:
         endpoint = self.endpoint
         was_gone = not endpoint.health.answers
         endpoint.probed(answered, self._clock_s(), self.observe.failures_to_eject)
-        if was_gone and answered:
-            self._came_back()
-        self._tell_changes()
-
-    def _came_back(self) -> None:
-        """Down and up again may have been the network: a start time that stays says so, and the next page has it."""
-        if self.endpoint.reported.process_start_s is None:
-            self._restarted()
-        else:
-            self._was_gone = True
+        if answered:
+            # Down and up again may have been the network, or a busy engine: the next metrics page shows which.
+            self._was_gone |= was_gone and self._was_seen
+            self._was_seen = True
+        self._log_changes()
 
     def _restarted(self) -> None:
         self._was_gone = False
@@ -135,11 +145,11 @@ class Watch:
         self.counts.restarts += 1
         log.info("engine restarted", endpoint=self.endpoint.address, generation=self.endpoint.generation)
 
-    def _tell_changes(self) -> None:
-        """Log what happened since the last look, on the request path too, which does not log."""
+    def _log_changes(self) -> None:
+        """Log changes of health since the last call, including those made by the request path, which does not log."""
         health = self.endpoint.health
-        told, self._told = self._told, (health.ejections, health.returns)
-        if self._told == told:
+        logged, self._logged = self._logged, (health.ejections, health.returns)
+        if self._logged == logged:
             return
         if not health.healthy:
             cause = "requests fail" if health.answers else "probes fail"
@@ -150,14 +160,29 @@ class Watch:
     async def _identify(self) -> None:
         generation = self.endpoint.generation
         try:
-            version = await self._ask(self._for_health, "/version")
-            models = await self._ask(self._for_health, "/v1/models")
+            info = await self._ask(self._for_health, self._dialect.info_path, _INFO_BYTES)
+            models = await self._ask(self._for_health, MODELS, _INFO_BYTES)
         except UnansweredError:
             return  # the next probe asks again
-        if models.status >= 500 or version.status >= 500:
+        if models.status >= 500 or info.status >= 500:
             return
-        self.endpoint.identified(read_identity(version, models, self.endpoint.model))
+        identity = read_identity(self._dialect, info, models, self.endpoint.model)
+        if self.endpoint.identity.serves_alone and not identity.serves_alone:
+            log.warning("engine left out", endpoint=self.endpoint.address, cause=_HALF)
+        self.endpoint.identified(identity)
         self._identified = generation
+        self._listed_s = self._clock_s()
+
+    async def _list_models(self) -> None:
+        self._listed_s = self._clock_s()
+        try:
+            page = await self._ask(self._for_health, MODELS, _INFO_BYTES)
+        except UnansweredError:
+            return
+        if page.status == 200:
+            now = _listed(self.endpoint.identity, self._dialect, page, self.endpoint.model)
+            if now.models:  # else it is no list
+                self.endpoint.identified(now)
 
     # ---- metrics ------------------------------------------------------------------------------------------------
 
@@ -168,10 +193,10 @@ class Watch:
             return
         self.counts.scrapes += 1
         try:
-            answer = await self._ask(self._for_metrics, "/metrics", MOST_BYTES)
+            answer = await self._ask(self._for_metrics, self._dialect.metrics_path, MOST_BYTES)
         except UnansweredError as error:
             self._scrape_failed(error.reason)
-            if error.reason == "connect":  # nobody is at the port: no need to wait for /health to say so
+            if error.reason == "connect":  # nothing listens at the port: no need to wait for /health
                 self._probed(False)
             return
         if answer.status != 200:
@@ -185,33 +210,34 @@ class Watch:
 
     def _reported(self, report: EngineReport) -> None:
         endpoint = self.endpoint
-        unsure = self._was_gone and report.process_start_s is None
-        if unsure or restarted(endpoint.reported, report):
+        if restarted(endpoint.report, report, was_gone=self._was_gone):
             self._restarted()
         self._was_gone = False
-        endpoint.told(following(endpoint.reported, report, self.observe.stale_ms / 1e3))
+        endpoint.reported(following(endpoint.report, report, self.observe.stale_ms / 1e3))
 
     def _scrape_failed(self, reason: str) -> None:
         _count(self.counts.scrape_failures, reason)
+        if self._was_gone and reason in ("status", "foreign"):  # it has no page that could show a restart
+            self._restarted()
         self._age()
 
     def _age(self) -> None:
-        self.endpoint.reported = aged(self.endpoint.reported, self._clock_s(), self.observe.stale_ms / 1e3)
+        self.endpoint.report = aged(self.endpoint.report, self._clock_s(), self.observe.stale_ms / 1e3)
 
     # ---- round trip ---------------------------------------------------------------------------------------------
 
     async def _measure_rtt(self) -> None:
+        rtts_ms, endpoint = self._rtts_ms, self.endpoint
+        is_first = not rtts_ms
         try:
-            answers = [await self._ask(self._for_rtt, "/version") for _ in range(2)]
+            for _ in range(_FIRST_RTTS if is_first else 1):
+                rtts_ms.append(await connect_ms(endpoint.address, self.observe.timeout_ms / 1e3))
         except UnansweredError:
-            return  # a failed probe says nothing of the network: the smoothed value stays
-        if any(answer.status >= 500 for answer in answers):
-            return
-        newest_ms = min(self._least_ms, *(answer.took_ms for answer in answers))
-        self._least_ms = math.inf
-        alpha = self.observe.rtt_alpha if self._rtt_known else 1.0
-        self.endpoint.rtt_ms += alpha * (newest_ms - self.endpoint.rtt_ms)
-        self._rtt_known = True
+            if not (is_first and rtts_ms):  # no answer says nothing about the network: keep the value
+                return
+        alpha = 1.0 if is_first else self.observe.rtt_alpha
+        endpoint.rtt_ms += alpha * (min(rtts_ms) - endpoint.rtt_ms)
+        endpoint.rtt_spread_ms = min(median(rtts_ms) - min(rtts_ms), endpoint.rtt_ms)
 
     def _count_fault(self) -> None:
         self.counts.faults += 1
@@ -225,16 +251,28 @@ def _count(counts: dict[str, int], reason: str) -> None:
     counts[reason] = counts.get(reason, 0) + 1
 
 
-def read_identity(version: Answer, models: Answer, model: str) -> EngineIdentity:
-    """What `/version` and `/v1/models` say; what they do not say stays unknown. The context length is `model`'s."""
-    said = _object(version).get("version")
-    listed = _object(models).get("data")
-    cards = [card for card in listed if isinstance(card, dict)] if isinstance(listed, list) else []
-    cards.sort(key=lambda card: card.get("id") != model)
-    lengths = [n for card in cards if isinstance(n := card.get("max_model_len"), int) and n > 0]
-    return EngineIdentity(
-        version=said if isinstance(said, str) else None,
-        models=tuple(name for card in cards if isinstance(name := card.get("id"), str)),
+def read_identity(dialect: Dialect, info: Answer, models: Answer, model: str) -> EngineIdentity:
+    """The identity given by what the server says of itself and by `/v1/models`; what they omit stays unknown.
+
+    The context length is `model`'s.
+    """
+    said = dialect.read_info(_object(info))
+    identity = EngineIdentity(
+        version=said.version,
+        serves_alone=said.role == "plain",
+        max_queued_requests=said.max_queued_requests,
+    )
+    return _listed(identity, dialect, models, model)
+
+
+def _listed(identity: EngineIdentity, dialect: Dialect, models: Answer, model: str) -> EngineIdentity:
+    """`identity` with what a page of models lists."""
+    cards = sorted(read_models(_object(models), dialect), key=lambda card: card.name != model)
+    lengths = [card.max_model_len for card in cards if card.max_model_len is not None]
+    return msgspec.structs.replace(
+        identity,
+        models=tuple(card.name for card in cards),
+        adapters=tuple(card.name for card in cards if card.parent is not None),
         max_model_len=lengths[0] if lengths else None,
     )
 

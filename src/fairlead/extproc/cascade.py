@@ -1,20 +1,26 @@
-"""Cascades at the edge: which requests enter one, which answers are held back, and what Envoy is told in the end."""
+"""Cascades at the edge: which requests enter one, which answers are held back, and how Envoy is answered in the end."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
-from fairlead.cascade.serving.counts import CascadeCounts, Reason
-from fairlead.cascade.serving.escalation import Escalation, Settled
-from fairlead.cascade.serving.route import CascadeRoute, Entry, enter, first_stage
+from fairlead.api import headers as names
+from fairlead.cascade.counts import Reason
+from fairlead.cascade.escalation import Escalation, Settled
+from fairlead.cascade.route import CascadeRoute, Entry, enter, first_stage
 from fairlead.core.facts import RequestFacts
-from fairlead.core.router import Decision, Refusal, Router
+from fairlead.core.in_flight import InFlight
+from fairlead.core.policy import Refusal
+from fairlead.core.router import Router
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
+from fairlead.extproc.request import Asked, HttpRequest
 
+HELD_HEADERS: Final = frozenset({b"content-length", b"content-encoding", b"content-type"})  # of an answer
+_MOST_LENGTH_DIGITS: Final = 18
 _TIMEOUT_MARGIN_S = 5.0  # beyond a route's deadline, before Envoy goes on without us
 
 
@@ -28,52 +34,67 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     started_s: float
 
 
-class RequestCascades:
-    """A request keeps the route that it entered by, whatever becomes of `routes` meanwhile."""
+class Admitted(NamedTuple):
+    """A request that has an endpoint. `facts` are of the model that it goes to."""
 
-    def __init__(self, counts: CascadeCounts) -> None:
-        self.counts = counts
-        self.escalation: Escalation | None = None  # made when the event loop runs
+    in_flight: InFlight
+    facts: RequestFacts
+    entry: Entry | None = None  # into a cascade, whose judge is to see the answer
+
+
+class RequestCascades:
+    """A request keeps the route that it entered by, even if `routes` is replaced meanwhile."""
+
+    def __init__(self, escalation: Escalation) -> None:
+        self.escalation = escalation
+        self.counts = escalation.counts
         self.routes: Mapping[str, CascadeRoute] = {}  # replaced all at once
 
     def route_of(self, asked: str, headers: h.Headers) -> CascadeRoute | None:
         """None for other models and routes, and for requests that a cascade itself sent."""
         route = self.routes.get(asked)
-        if route is None or self.escalation is None or headers.get(h.INNER) == self.escalation.secret:
-            return None
-        return route
+        return None if route is None or self.is_inner(headers) else route
 
-    def decide(
+    def is_inner(self, headers: h.Headers) -> bool:
+        """Whether a cascade itself sent this request: a client can write the header, but not what is in it."""
+        return headers.get(names.INNER) == self.escalation.secret
+
+    def admit(
         self,
         router: Router,
         route: CascadeRoute,
+        request: HttpRequest,
+        asked: Asked,
         facts: RequestFacts,
-        path: str,
-        body: bytes,
-        subset: Collection[str] | None,
+        others: Sequence[Sequence[int]],
         now_s: float,
-        *others: Any,
-        can_hold: bool,
-    ) -> tuple[Decision | Refusal, RequestFacts, Entry | None]:
-        """A place at the first model of the cascade that has one; the entry is None where the answer passes."""
+        *,
+        judged: bool,
+    ) -> Admitted | Refusal:
+        """An endpoint of the first model of the cascade that has one. Unless it can be `judged`, its answer passes."""
 
         def chance(model: str) -> float:
             endpoint = next((each for each in router.pool.endpoints if each.model == model), None)
             if endpoint is None:
                 return 0.0
-            return endpoint.capability.success_probability(facts.language, facts.bucket, facts.tokens)
+            return endpoint.spec.capability.success_probability(facts.language, facts.bucket, facts.tokens)
 
-        entry = enter(route, path, body, chance) if can_hold else None
+        entry, prompt = None, asked.prompt
+        if judged:
+            flags = {"streams": prompt.streams, "with_usage": prompt.with_usage}
+            entry = enter(route, request.path, request.body, chance, **flags, spans=asked.spans)
         if entry is None:
-            self.counts.passed_for(route.name, "unjudgeable" if can_hold else "full_duplex")
+            self.counts.passed_for(route.name, "unjudgeable" if judged else "full_duplex")
         stage = first_stage(route, chance) if entry is None else entry.stage
         while True:
+            staged = None if entry is None else msgspec.structs.replace(entry, stage=stage)
             facts = msgspec.structs.replace(facts, model=route.models[stage])
-            decision = router.decide(facts, subset, now_s, *others)
-            if not isinstance(decision, Refusal) or stage == len(route.models) - 1:
-                break
+            in_flight = router.admit(facts, request.subset, now_s, others)
+            if not isinstance(in_flight, Refusal):
+                return Admitted(in_flight, facts, staged)
+            if stage == len(route.models) - 1:
+                return in_flight
             stage += 1
-        return decision, facts, None if entry is None else msgspec.structs.replace(entry, stage=stage)
 
     def holds(self, entry: Entry, headers: h.Headers) -> bool:
         """Whether an answer with these response headers can be held in Envoy's buffer and read."""
@@ -82,15 +103,14 @@ class RequestCascades:
         plain = headers.get(b"content-encoding", b"identity") == b"identity"
         if not plain or not headers.get(b"content-type", b"").startswith(b"application/json"):
             reason = "unreadable"
-        elif not length.isdigit() or int(length) > entry.route.most_bytes:
-            reason = "too_large"  # of unknown length: it might be, and Envoy would fail it
+        elif not length.isdigit() or len(length) > _MOST_LENGTH_DIGITS or int(length) > entry.route.most_bytes:
+            reason = "too_large"  # of unknown length: it might be too large, and Envoy would fail it
         if reason is not None:
             self.counts.passed_for(entry.route.name, reason)
         return reason is None
 
     async def settle(self, held: Held) -> bytes:
         """The reply that ends the wait. Only cancellation is raised."""
-        assert self.escalation is not None
         settled = await self.escalation.settle(held.entry, held.headers, held.request_id, held.body, held.started_s)
         return replies.settled_body(_headers(settled), settled.body)
 
@@ -103,11 +123,11 @@ def wait_for(held: Held) -> bytes:
 def _headers(settled: Settled) -> list[replies.Header]:
     scores = ",".join(f"{score:g}" for score in settled.scores)
     headers = [
-        (h.CASCADE_STAGE, str(settled.stage).encode()),
-        (h.CASCADE_SCORES, scores.encode()),
-        (h.CASCADE_ADDED_MS, f"{settled.added_ms:.0f}".encode()),
+        (names.CASCADE_STAGE, str(settled.stage).encode()),
+        (names.CASCADE_SCORES, scores.encode()),
+        (names.CASCADE_ADDED_MS, f"{settled.added_ms:.0f}".encode()),
     ]
-    who = ((h.MODEL, settled.model), (h.ENDPOINT, settled.endpoint), (h.DECISION, settled.decision))
+    who = ((names.MODEL, settled.model), (names.ENDPOINT, settled.endpoint), (names.DECISION, settled.decision))
     headers += [(name, value.encode("latin-1", "replace")) for name, value in who if value]
     if settled.events:
         headers.append((b"content-type", b"text/event-stream; charset=utf-8"))

@@ -1,64 +1,92 @@
-"""HTTP headers as Envoy sends them, and which of them Fairlead reads, sets and never believes."""
+"""HTTP headers and metadata as Envoy sends them, read out of its messages. Names are in `api.headers`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from functools import lru_cache
 from typing import Final
 
+from fairlead.api.headers import (
+    ATTEMPTED_MODELS,
+    CONTEXT_REUSE,
+    NOT_FOR_ENGINES,
+    QUESTION_ID,
+    REQUEST_ID,
+    SERVED,
+    SUBSET,
+    TASK,
+    TEST_SELECTION,
+)
+from fairlead.cascade.escalation import PASSED_ON
 from fairlead.extproc.pb.ext_proc_pb2 import HeaderMap, ProcessingRequest
 
-DESTINATION: Final = b"x-gateway-destination-endpoint"
-REQUEST_ID: Final = b"x-request-id"
-ATTEMPTED_MODELS: Final = b"x-fairlead-attempted-models"
-MODEL: Final = b"x-fairlead-model"
-ENDPOINT: Final = b"x-fairlead-endpoint"
-DECISION: Final = b"x-fairlead-decision"
-CASCADE_STAGE: Final = b"x-fairlead-cascade-stage"
-CASCADE_SCORES: Final = b"x-fairlead-cascade-scores"
-CASCADE_ADDED_MS: Final = b"x-fairlead-cascade-added-ms"
-INNER: Final = b"x-fairlead-inner"  # with our secret: a cascade's own request to a larger model
-CONTEXT_REUSE: Final = b"x-fairlead-context-reuse"
-
 _SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
-_SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
+_SUBSET_KEY: Final = SUBSET.decode()
 _SERVED_NAMESPACE: Final = "envoy.lb"
-_SERVED_KEY: Final = "x-gateway-destination-endpoint-served"
-
-# What a client may not say: the answers are ours, and an ORIGINAL_DST cluster would follow the last one anywhere.
-_FORBIDDEN: Final = frozenset({MODEL, ENDPOINT, DECISION, INNER, _SUBSET_KEY.encode(), b"x-envoy-original-dst-host"})
+_SERVED_KEY: Final = SERVED.decode()
+_STATUS_DIGITS: Final = 3
+_REQUEST: Final = NOT_FOR_ENGINES.union(
+    (
+        b":method",
+        b":path",
+        b"content-type",
+        REQUEST_ID,
+        ATTEMPTED_MODELS,
+        QUESTION_ID,
+        CONTEXT_REUSE,
+        TASK,
+        TEST_SELECTION,
+    ),
+    (name.encode() for name in PASSED_ON),
+)
 
 Headers = dict[bytes, bytes]
 
 
-def read(header_map: HeaderMap) -> Headers:
-    """Header names, in lower case, to values; values of a repeated header are joined by commas."""
-    # Envoy fills raw_value, some other clients value.
-    headers = {header.key: header.raw_value or header.value for header in header_map.headers}
-    if len(headers) == len(header_map.headers):
-        return headers
-    headers.clear()
+def read(header_map: HeaderMap, wanted: Collection[bytes]) -> Headers:
+    """The values of the `wanted` names, in lower case; those of a repeated header are joined by commas.
+
+    Reading a name or a value copies it, some 0.4 us each, and most headers of a request are of no use here.
+    """
+    headers: Headers = {}
     for header in header_map.headers:
-        key, value = header.key, header.raw_value or header.value
-        headers[key] = headers[key] + b"," + value if key in headers else value
+        key = header.key
+        if key in wanted:
+            value = header.raw_value or header.value  # Envoy fills raw_value, some other clients value
+            headers[key] = headers[key] + b"," + value if key in headers else value
     return headers
 
 
+@lru_cache(maxsize=8)
+def wanted_of_request(
+    session_headers: tuple[bytes, ...], tenant_header: bytes, *others: tuple[bytes, ...]
+) -> frozenset[bytes]:
+    """The names that Fairlead reads of a request: session, tenant, place in the queue, what cascades pass on."""
+    return _REQUEST | {*session_headers, tenant_header, *(name for names in others for name in names)}
+
+
 def status_and_type(header_map: HeaderMap) -> tuple[int, bytes]:
-    """The response's status code, 0 if it has none, and its content type."""
+    """The response's status code, 0 if it has none that HTTP knows, and its content type."""
     code, content_type = 0, b""
     for header in header_map.headers:
         key = header.key
         if key == b":status":
             value = header.raw_value or header.value
-            code = int(value) if value.isdigit() else 0
+            code = int(value) if len(value) == _STATUS_DIGITS and value.isdigit() else 0
         elif key == b"content-type":
             content_type = header.raw_value or header.value
+        if code and content_type:
+            break
     return code, content_type
 
 
 def forbidden_in(headers: Headers) -> list[str]:
-    """Names of headers that must not reach an engine because a client sent them."""
-    return [] if _FORBIDDEN.isdisjoint(headers) else sorted(name.decode() for name in _FORBIDDEN & headers.keys())
+    """Names of headers that must not reach an engine: only a gateway may set them, or they are read here alone."""
+    return (
+        []
+        if NOT_FOR_ENGINES.isdisjoint(headers)
+        else sorted(name.decode() for name in NOT_FOR_ENGINES & headers.keys())
+    )
 
 
 def subset_hint(request: ProcessingRequest) -> Collection[str] | None:
@@ -77,8 +105,19 @@ def subset_hint(request: ProcessingRequest) -> Collection[str] | None:
     return frozenset(value.string_value for value in hint.list_value.values)
 
 
+def test_selection(headers: Headers, addresses: Iterable[str]) -> Collection[str] | None:
+    """Those of `addresses` that a conformance test names, by IP address or with the port; None where it names none."""
+    value = headers.get(TEST_SELECTION)
+    if value is None:
+        return None
+    named = {part.strip() for part in value.decode("latin-1").split(",")}
+    return frozenset(
+        address for address in addresses if address in named or address.rpartition(":")[0].strip("[]") in named
+    )
+
+
 def served_address(response: ProcessingRequest) -> str | None:
-    """The endpoint that really served, after Envoy's retries, where Envoy tells it."""
+    """The endpoint that served in the end, after Envoy's retries, where Envoy reports it."""
     if not response.HasField("metadata_context"):
         return None
     namespaces = response.metadata_context.filter_metadata

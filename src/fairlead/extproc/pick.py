@@ -1,58 +1,52 @@
-"""From a whole request to a decision: parse, facts, decide, and the body as the engine must see it."""
+"""From a whole request to a decision: parse, facts, decide, and the body as the engine must get it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
-from fairlead.cascade.serving.escalation import in_one_piece
-from fairlead.cascade.serving.route import Entry
-from fairlead.core.budget import MessageBudget
-from fairlead.core.facts import RequestFacts, make_facts
-from fairlead.core.learning import Learner
-from fairlead.core.moves import Move
+from fairlead.admission.admission import retry_after_s
+from fairlead.api import headers as names
+from fairlead.api import refusals
+from fairlead.api.body_limits import MOST_ITEMS_INLINE
+from fairlead.api.edits import edits
+from fairlead.api.json_body import split_models
+from fairlead.api.paths import BINDING_PATHS, MODEL_OPTIONAL_PATHS
+from fairlead.api.prompt import TOO_MANY, Malformed, Prompt, parse
+from fairlead.api.refusals import HttpAnswer
+from fairlead.api.spans import MOST_SPANS, Span, object_spans, spliced
+from fairlead.cascade.route import Entry
+from fairlead.core.facts import RequestFacts, make_facts, unread_facts
+from fairlead.core.in_flight import InFlight
+from fairlead.core.policy import Refusal
 from fairlead.core.pool import ANY_MODEL
-from fairlead.core.prompt import Malformed, parse, split_models
-from fairlead.core.router import Decision, Refusal, Router
-from fairlead.core.splice import replace_top_level
-from fairlead.extproc import headers as h
-from fairlead.extproc import refusals
-from fairlead.extproc.cascade import RequestCascades
-from fairlead.extproc.refusals import HttpAnswer
-from fairlead.extproc.reuse import RequestReuse
-from fairlead.migration.mover import Mover
-from fairlead.telemetry.recorder import Recorder
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What all requests use."""
-
-    router: Router
-    recorder: Recorder
-    session_headers: tuple[bytes, ...]
-    max_body_bytes: int
-    clock_s: Callable[[], float]
-    tenant_header: bytes = b""  # none: all requests are of one tenant
-    learner: Learner = field(default_factory=Learner)
-    budget: MessageBudget = field(default_factory=lambda: MessageBudget(0.0))  # nothing is observed in full
-    mover: Mover | None = None  # none: no session is copied
-    reuse: RequestReuse | None = None  # of context; None: prompts go as they come
-    cascades: RequestCascades | None = None
+from fairlead.extproc.cascade import Admitted
+from fairlead.extproc.reading import INLINE_BYTES, Question, Read, read_whole
+from fairlead.extproc.request import Asked, HttpRequest
+from fairlead.extproc.services import Services
 
 
 class Pick(msgspec.Struct, frozen=True, gc=False):
-    """A decision, and the request body where the engine must see another than the client sent."""
+    """A decision, and the request body where the engine must get another one than the client sent."""
 
-    decision: Decision
+    in_flight: InFlight
     route: str  # the model or route that was asked for
     body: bytes | None
-    request: RequestFacts
-    tokens_ratio: float  # that the request's tokens were made with
     reuse: bytes = b""  # what context reuse saved, for the client
     entry: Entry | None = None  # into a cascade, whose judge is to see the answer
+    renamed: str = ""  # the name that the client asked for, where the engine gets another
+
+
+class Prepared(msgspec.Struct, frozen=True, gc=False):
+    """A request that was read, before it has an endpoint."""
+
+    request: HttpRequest
+    read: Read
+    asked: Asked
+    facts: RequestFacts
+    started_s: float
 
 
 class Refused(msgspec.Struct, frozen=True, gc=False):
@@ -62,80 +56,181 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
     route: str = ""
 
 
-def pick(
-    shared: Shared,
-    path: str,
-    headers: h.Headers,
-    request_id: bytes,
-    body: bytes,
-    subset: Collection[str] | None,
-    *,
-    can_hold: bool = True,
-) -> Pick | Refused:
-    """Choose the endpoint for a generation request. The load of a `Pick` is taken: its ticket must be released.
-
-    `can_hold`: Envoy can hold the answer back for a judge.
-    """
-    started_s = shared.clock_s()
-    prompt = parse(body, path)
+def read_inline(request: HttpRequest) -> Read | Malformed | None:
+    """What a body asks for; None for one so long that reading it here would keep other requests waiting."""
+    if len(request.body) > INLINE_BYTES:
+        return None
+    prompt = parse(request.body, request.path, request.headers.get(b"content-type", b""), MOST_ITEMS_INLINE)
     if isinstance(prompt, Malformed):
-        return Refused(refusals.malformed(prompt.message, prompt.param))
-    asked = prompt.model or ANY_MODEL
-    attempted = headers.get(h.ATTEMPTED_MODELS)
-    attempted_models = split_models(attempted.decode(errors="replace")) if attempted else ()
-    session_id = _session_id(headers, shared.session_headers)
-    tenant = headers.get(shared.tenant_header, b"")
-    reuse, shaped = shared.reuse, None
-    if reuse is not None and reuse.has_rules:
-        shaped = reuse.shape(asked, path, headers, body, prompt, session_id or b"", tenant)
-        prompt = prompt if shaped is None else shaped.prompt
-    facts = make_facts(prompt, asked, attempted_models, session_id, tenant, shared.learner.ratio)
-    others = () if shaped is None else shaped.others
-    cascades, cascade, entry = shared.cascades, None, None
-    if cascades is not None and cascades.routes:
-        cascade = cascades.route_of(asked, headers)
-    if cascades is None or cascade is None:
-        decision = shared.router.decide(facts, subset, started_s, others)
-    else:
-        decision, facts, entry = cascades.decide(
-            shared.router, cascade, facts, path, body, subset, started_s, others, can_hold=can_hold
+        return None if prompt is TOO_MANY else prompt
+    return Read(prompt)
+
+
+def read_here(services: Services, request: HttpRequest) -> Read | Malformed:
+    """A long body, here and now."""
+    return read_whole(request.body, question(services, request))
+
+
+def question(services: Services, request: HttpRequest) -> Question:
+    """What goes with a body that is read elsewhere."""
+    headers = request.headers
+    return Question(request.path, headers.get(b"content-type", b""), headers.get(services.tenant_header, b""))
+
+
+def pick(services: Services, request: HttpRequest) -> Pick | Refused:
+    """Read the body and choose an endpoint, here and now. The load of a `Pick` is taken: its `in_flight` must end."""
+    read = read_inline(request)
+    prepared = prepare(services, request, read_here(services, request) if read is None else read)
+    return prepared if isinstance(prepared, Refused) else place(services, prepared)
+
+
+def prepare(services: Services, request: HttpRequest, read: Read | Malformed) -> Prepared | Refused:
+    """All that can be known of a request before it has an endpoint."""
+    if isinstance(read, Malformed):
+        return Refused(refusals.malformed(read.message, read.param))
+    started_s = services.clock_s()
+    asked = _asked(services, request, read)
+    if asked is None:
+        named = read.prompt.model or ANY_MODEL
+        return Refused(_UNEDITABLE, named if services.router.pool.knows(named) else "")
+    return Prepared(request, read, asked, _facts(services, request, read, asked), started_s)
+
+
+def place(services: Services, prepared: Prepared, waited_s: float = 0.0) -> Pick | Refused:
+    """Choose the endpoint, and take its load, for a request that has waited for so long."""
+    request, asked = prepared.request, prepared.asked
+    started_s = prepared.started_s + waited_s
+    slo = prepared.facts.slo
+    if slo is not None and waited_s:
+        facts = msgspec.structs.replace(prepared.facts, slo=slo.after(waited_s * 1e3))
+        prepared = msgspec.structs.replace(prepared, facts=facts)
+    admitted = _admitted(services, prepared, started_s)
+    if isinstance(admitted, Refusal):
+        if admitted.reason == "unknown_model":
+            return Refused(refusals.unknown_model(asked.prompt.model or asked.name))
+        if admitted.reason == "slo_unmet":
+            return Refused(refusals.too_late(retry_after_s(admitted.late_ms)), asked.route)
+        return Refused(refusals.no_endpoint(), asked.route)
+    try:
+        return _sent(services, request, asked, admitted, started_s)
+    except BaseException:
+        admitted.in_flight.withdraw(started_s)
+        raise
+
+
+def _asked(services: Services, request: HttpRequest, read: Read) -> Asked | None:
+    """None where the body would have to change and cannot."""
+    prompt = read.prompt
+    written = prompt.model or ANY_MODEL
+    name, route = asked_of(services, written, request)
+    spans: Mapping[str, Span] | None = None
+    if prompt.model_span is not None:
+        spans = {"model": prompt.model_span}
+    elif prompt.reserved or name != written or name in services.router.pool.routes:
+        spans = object_spans(request.body) if read.measured is None else read.spans
+        if spans is None:
+            return None
+    if not services.reuse.has_rules or read.measured is not None or name in services.router.pool.adapters:
+        return Asked(name, route, prompt, spans)
+    session_id, tenant = _session_id(services, request) or b"", request.headers.get(services.tenant_header, b"")
+    shaped = services.reuse.shape(route, request.path, request.headers, request.body, prompt, session_id, tenant)
+    return Asked(name, route, prompt if shaped is None else shaped.prompt, spans, shaped)
+
+
+def asked_of(services: Services, written: str, request: HttpRequest) -> tuple[str, str]:
+    """The model or route that a request goes to, and the name under which it counts; see `Asked`."""
+    rewrites, headers = services.rewrites, request.headers
+    if not rewrites.are_any or services.cascades.is_inner(headers):
+        return written, written
+    pool = services.router.pool
+    name = rewrites.model(written, pool, _session_id(services, request) or b"", services.rng)
+    return name, written if pool.knows(written) else name
+
+
+def _facts(services: Services, request: HttpRequest, read: Read, asked: Asked) -> RequestFacts:
+    headers = request.headers
+    if not asked.name and request.path not in MODEL_OPTIONAL_PATHS:
+        return unread_facts(None)
+    attempted = headers.get(names.ATTEMPTED_MODELS)
+    facts = make_facts(
+        asked.prompt,
+        asked.name,
+        split_models(attempted.decode(errors="replace")) if attempted else (),
+        _session_id(services, request),
+        headers.get(services.tenant_header, b""),
+        services.learner.rates(asked.name, services.router.pool),
+        read.measured,
+        headers.get(names.QUESTION_ID, b""),
+        services.tasks.task_of(headers.get(names.TASK), asked.route, has_tools=asked.prompt.has_tools),
+    )
+    if asked.name in services.router.pool.adapters:  # an adapter's KV is its own
+        facts = facts.of_adapter(asked.name)
+    slo = services.waiting.slo(headers, asked.name)
+    return facts if slo is None else msgspec.structs.replace(facts, slo=slo)
+
+
+def _admitted(services: Services, prepared: Prepared, now_s: float) -> Admitted | Refusal:
+    request, read, asked, facts = prepared.request, prepared.read, prepared.asked, prepared.facts
+    headers, router, cascades = request.headers, services.router, services.cascades
+    others = () if asked.shaped is None else asked.shaped.others
+    if not facts.unread and cascades.routes and (cascade := cascades.route_of(asked.name, headers)) is not None:
+        judged = request.can_hold and read.decodes_quickly
+        return cascades.admit(router, cascade, request, asked, facts, others, now_s, judged=judged)
+    in_flight = services.admission.admit(router, facts, request.subset, now_s, others)
+    return in_flight if isinstance(in_flight, Refusal) else Admitted(in_flight, facts)
+
+
+def _sent(
+    services: Services, request: HttpRequest, asked: Asked, admitted: Admitted, started_s: float
+) -> Pick | Refused:
+    in_flight, facts, entry = admitted
+    sent: bytes | None = request.body
+    saved, decision = b"", in_flight.decision
+    if asked.shaped is not None:
+        facts, sent, saved = services.reuse.settle(
+            asked.shaped, decision, facts, request.body, services.router.index, started_s
         )
-    if isinstance(decision, Refusal):
-        if decision.reason == "unknown_model":
-            return Refused(refusals.unknown_model(asked))
-        return Refused(refusals.no_endpoint(), asked)
-    sent: bytes | None = body
-    saved = b""
-    if reuse is not None and shaped is not None:
-        facts, sent, saved = reuse.settle(shaped, decision, facts, body, shared.router.index, started_s)
-    if sent is not None and (prompt.has_kv_transfer_params or asked not in (decision.model, ANY_MODEL)):
-        sent = _rewritten(sent, asked, decision.model, prompt.has_kv_transfer_params)
-        if sent is not None and entry is not None and entry.streams:
-            sent = in_one_piece(sent)
+    written = asked.prompt.model or ANY_MODEL
+    renamed = decision.model if written not in (decision.model, ANY_MODEL) else None
+    if sent is not None and (renamed is not None or asked.prompt.reserved):
+        spans = asked.spans if sent is request.body else None
+        sent = _edited(sent, asked.prompt, spans, renamed, entry)
         if sent is None:
-            shared.router.withdraw(decision, started_s)
-            return Refused(refusals.malformed("The body has a key twice at its top level; write it once", None), asked)
-    shared.router.commit(facts, decision.addresses[0], started_s, binds=not decision.strayed)
-    shared.recorder.decided(facts, decision, request_id, shared.clock_s() - started_s)
-    changed = None if sent is body else sent
-    if shared.mover is not None and isinstance(decision.migration, Move) and not decision.migration.redirects:
-        shared.mover.offer(decision.migration, facts, path, body if changed is None else changed)
-    return Pick(decision, asked or decision.model, changed, facts, shared.learner.ratio(facts.language), saved, entry)
+            in_flight.withdraw(started_s)
+            return Refused(_UNEDITABLE, asked.route)
+    now_s = services.clock_s()
+    in_flight.sent(facts, now_s)
+    services.recorder.decided(facts, decision, request.id, now_s - started_s)
+    changed = None if sent is request.body else sent
+    if (copy := in_flight.claim_copy()) is not None:
+        services.mover.offer(copy, facts, request.path, request.body if changed is None else changed)
+    return Pick(in_flight, asked.route or decision.model, changed, saved, entry, written if renamed else "")
 
 
-def _rewritten(body: bytes, asked: str, model: str, has_kv_transfer_params: bool) -> bytes | None:
-    """`body` that names the chosen model, and without what only Fairlead may ask of an engine."""
-    changed: bytes | None = body
-    if asked not in (model, ANY_MODEL):
-        changed = replace_top_level(body, "model", msgspec.json.encode(model))
-    if changed is not None and has_kv_transfer_params:
-        changed = replace_top_level(changed, "kv_transfer_params", b"null")
-    return changed
+_UNEDITABLE: Final = refusals.malformed(
+    f"The body has a key twice at its top level, or more than {MOST_SPANS} keys; write each once", None
+)
 
 
-def _session_id(headers: h.Headers, names: tuple[bytes, ...]) -> bytes | None:
-    for name in names:
-        value = headers.get(name)
+def _edited(
+    body: bytes, prompt: Prompt, spans: Mapping[str, Span] | None, model: str | None, entry: Entry | None
+) -> bytes | None:
+    """`body` that names the chosen model, and without what only a gateway may ask of an engine."""
+    if prompt.model_span is not None:
+        start, end = prompt.model_span
+        return spliced(body, [(start, end, (model or "").encode())])
+    spans = object_spans(body) if spans is None else spans
+    if spans is None:
+        return None
+    one_piece = entry is not None and entry.streams
+    return spliced(body, edits(spans, model, prompt.reserved, one_piece=one_piece))
+
+
+def _session_id(services: Services, request: HttpRequest) -> bytes | None:
+    if request.path not in BINDING_PATHS:
+        return None
+    for name in services.session_headers:
+        value = request.headers.get(name)
         if value:
             return value
     return None

@@ -1,13 +1,14 @@
-"""Replies to Envoy as bytes on the wire. What never changes is serialised once, at import."""
+"""Replies to Envoy as bytes on the wire. Constant parts are serialised once, at import."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
-from fairlead.extproc import headers as h
+from fairlead.api import headers as names
+from fairlead.api.refusals import HttpAnswer
 from fairlead.extproc.pb.ext_proc_pb2 import (
     BUFFERED,
     NONE,
@@ -26,15 +27,25 @@ from fairlead.extproc.pb.ext_proc_pb2 import (
     StreamedBodyResponse,
     TrailersResponse,
 )
-from fairlead.extproc.refusals import HttpAnswer
 
 METADATA_NAMESPACE: Final = "envoy.lb"
 CHUNK_BYTES: Final = 62_000  # Envoy refuses a streamed chunk of 64 KiB or more
+_COPIED_BYTES: Final = 1 << 16
 _CACHED_REPLIES: Final = 4096  # of each kind, some 300 bytes each
 _SHORTEST_HOLE, _LONGEST_HOLE = 8, 64  # request ids that a reply is made for in advance; a UUID has 36 characters
 _OVERWRITE: Final = HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 
 REQUEST_HEADERS: Final = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
+_SHOW_RESPONSE_HEADERS: Final = ProcessingMode(
+    request_header_mode="SEND",
+    response_header_mode="SEND",  # not before: Envoy's own protocol errors must not wait for us
+    request_body_mode=BUFFERED,
+    request_trailer_mode="SKIP",
+    response_trailer_mode="SEND",
+)
+REQUEST_HEADERS_OF_A_BODY: Final = ProcessingResponse(
+    request_headers=HeadersResponse(), mode_override=_SHOW_RESPONSE_HEADERS
+).SerializeToString()
 REQUEST_BODY: Final = ProcessingResponse(request_body=BodyResponse()).SerializeToString()
 REQUEST_TRAILERS: Final = ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString()
 RESPONSE_HEADERS: Final = ProcessingResponse(response_headers=HeadersResponse()).SerializeToString()
@@ -42,6 +53,21 @@ RESPONSE_BODY: Final = ProcessingResponse(response_body=BodyResponse()).Serializ
 RESPONSE_TRAILERS: Final = ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString()
 
 Header = tuple[bytes, bytes]
+
+
+class LongReply(NamedTuple):
+    """One message in two parts, so that a long body is not copied to be behind its head."""
+
+    head: bytes
+    body: bytes
+
+
+Reply = bytes | LongReply
+
+
+def whole(reply: Reply) -> bytes:
+    """A message in one part, for those who can send no other."""
+    return reply if isinstance(reply, bytes) else b"".join(reply)
 
 
 def _mutation(headers: Iterable[Header], remove: Iterable[str] = ()) -> HeaderMutation:
@@ -55,7 +81,7 @@ def _mutation(headers: Iterable[Header], remove: Iterable[str] = ()) -> HeaderMu
 
 
 def _with_destination(reply: ProcessingResponse, destination: str) -> bytes:
-    reply.dynamic_metadata.get_or_create_struct(METADATA_NAMESPACE)[h.DESTINATION.decode()] = destination
+    reply.dynamic_metadata.get_or_create_struct(METADATA_NAMESPACE)[names.DESTINATION.decode()] = destination
     return reply.SerializeToString()
 
 
@@ -63,7 +89,7 @@ def routed_headers(
     destination: str, headers: Iterable[Header], remove: Iterable[str], *, skip_body: bool = False
 ) -> bytes:
     """Answer to request headers that sends the request to `destination`; `skip_body`: the body need not come here."""
-    mutation = _mutation(((h.DESTINATION, destination.encode()), *headers), remove)
+    mutation = _mutation(((names.DESTINATION, destination.encode()), *headers), remove)
     common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
     reply = ProcessingResponse(request_headers=HeadersResponse(response=common))
     if skip_body:
@@ -71,23 +97,42 @@ def routed_headers(
     return _with_destination(reply, destination)
 
 
-def routed_body(destination: str, headers: Iterable[Header], remove: Iterable[str], body: bytes | None) -> bytes:
+def routed_body(destination: str, headers: Iterable[Header], remove: Iterable[str], body: bytes | None) -> Reply:
     """Answer to a buffered request body that sends the request to `destination`; `body` only where it changed."""
     if not headers and not remove and body is None:
         return _routed_body_as_it_is(destination)
     return _routed_body(destination, headers, remove, body)
 
 
-def _routed_body(destination: str, headers: Iterable[Header], remove: Iterable[str], body: bytes | None) -> bytes:
-    mutation = _mutation(((h.DESTINATION, destination.encode()), *headers), remove)
+def _routed_body(destination: str, headers: Iterable[Header], remove: Iterable[str], body: bytes | None) -> Reply:
+    mutation = _mutation(((names.DESTINATION, destination.encode()), *headers), remove)
     common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
-    if body is not None:
-        common.body_mutation.body = body
-    return _with_destination(ProcessingResponse(request_body=BodyResponse(response=common)), destination)
+    if body is None or len(body) <= _COPIED_BYTES:
+        if body is not None:
+            common.body_mutation.body = body
+        return _with_destination(ProcessingResponse(request_body=BodyResponse(response=common)), destination)
+    # A message is the sum of its parts: written by hand, a long body is not copied, let alone four times.
+    field = _field(BodyMutation.BODY_FIELD_NUMBER, len(body))
+    for number in (CommonResponse.BODY_MUTATION_FIELD_NUMBER, BodyResponse.RESPONSE_FIELD_NUMBER):
+        head = common.SerializeToString() if number == BodyResponse.RESPONSE_FIELD_NUMBER else b""
+        field = _field(number, len(head) + len(field) + len(body)) + head + field
+    field = _field(ProcessingResponse.REQUEST_BODY_FIELD_NUMBER, len(field) + len(body)) + field
+    return LongReply(_with_destination(ProcessingResponse(), destination) + field, body)
+
+
+def _field(number: int, length: int) -> bytes:
+    """The head of a protobuf field whose value is so many bytes."""
+    head = bytearray()
+    for value in (number << 3 | 2, length):
+        while value > 0x7F:
+            head.append(value & 0x7F | 0x80)
+            value >>= 7
+        head.append(value)
+    return bytes(head)
 
 
 @lru_cache(maxsize=_CACHED_REPLIES)
-def _routed_body_as_it_is(destination: str) -> bytes:
+def _routed_body_as_it_is(destination: str) -> Reply:
     return _routed_body(destination, (), (), None)
 
 
@@ -96,7 +141,8 @@ def response_headers(
 ) -> bytes:
     """Answer to response headers that tells the client what answered and why, and returns its request id.
 
-    `observe` asks Envoy to show the body too, part by part; `reuse` is what context reuse saved.
+    `observe` asks Envoy to show the body too, part by part; `reuse` is what context reuse saved. Without `endpoint` the
+    client does not learn it.
     """
     if reuse or not _SHORTEST_HOLE <= len(request_id) <= _LONGEST_HOLE:
         return _response_headers(model, endpoint, why, request_id, observe, reuse)
@@ -116,18 +162,40 @@ def _response_headers(
     model: str, endpoint: str, why: str, request_id: bytes, observe: bool, reuse: bytes = b""
 ) -> bytes:
     headers = [
-        (h.MODEL, model.encode()),
-        (h.ENDPOINT, endpoint.encode()),
-        (h.DECISION, why.encode()),
-        (h.REQUEST_ID, request_id),
+        (names.MODEL, model.encode()),
+        *([(names.ENDPOINT, endpoint.encode())] if endpoint else []),
+        (names.DECISION, why.encode()),
+        (names.REQUEST_ID, request_id),
     ]
     if reuse:
-        headers.append((h.CONTEXT_REUSE, reuse))
+        headers.append((names.CONTEXT_REUSE, reuse))
     common = CommonResponse(header_mutation=_mutation(headers))
     reply = ProcessingResponse(response_headers=HeadersResponse(response=common))
     if observe:
         reply.mode_override.CopyFrom(_SHOW_RESPONSE_BODY)
     return reply.SerializeToString()
+
+
+def with_served_endpoint(reply: bytes, address: str) -> bytes:
+    """`reply` to response headers, which also says what served it: GIE's conformance suite reads it there."""
+    made = ProcessingResponse.FromString(reply)
+    made.response_headers.response.header_mutation.MergeFrom(_mutation([(names.TEST_SERVED, address.encode())]))
+    return made.SerializeToString()
+
+
+def without_length(reply: bytes) -> bytes:
+    """`reply` to response headers of an answer whose body will change."""
+    made = ProcessingResponse.FromString(reply)
+    made.response_headers.response.header_mutation.remove_headers.append("content-length")
+    return made.SerializeToString()
+
+
+def changed_response_body(body: bytes) -> bytes:
+    """`body` instead of the part of the answer that was shown; nothing, if it is empty."""
+    mutation = BodyMutation(body=body) if body else BodyMutation(clear_body=True)
+    return ProcessingResponse(
+        response_body=BodyResponse(response=CommonResponse(body_mutation=mutation))
+    ).SerializeToString()
 
 
 def held_response_headers(model: str, endpoint: str, why: str, request_id: bytes, reuse: bytes) -> bytes:
@@ -154,7 +222,7 @@ def settled_body(headers: Iterable[Header], body: bytes | None) -> bytes:
 
 
 def streamed_request_body(body: bytes, *, end_of_stream: bool) -> Iterator[bytes]:
-    """The body in chunks that Envoy takes; the end of stream, if it is to be told, on the last only."""
+    """The body in chunks that Envoy takes; `end_of_stream`, if it is set, is on the last only."""
     for mutation in _chunks(body, end_of_stream):
         yield ProcessingResponse(request_body=BodyResponse(response=mutation)).SerializeToString()
 
@@ -176,6 +244,8 @@ def immediate(answer: HttpAnswer, headers: Iterable[Header] = ()) -> bytes:
     own = [(b"content-type", b"application/json"), *headers]
     if answer.retry_after_s is not None:
         own.append((b"retry-after", str(answer.retry_after_s).encode()))
+    if answer.dropped:
+        own.append((names.DROPPED_REASON, answer.dropped))
     return ProcessingResponse(
         immediate_response=ImmediateResponse(
             status=HttpStatus(code=answer.status), headers=_mutation(own), body=answer.body, details=answer.details

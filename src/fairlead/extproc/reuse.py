@@ -1,4 +1,4 @@
-"""Context reuse on the request path: to which requests it is done, what forms they may take, and what the one saved.
+"""Context reuse on the request path: which requests it applies to, the forms they may take, and what was saved.
 
 It may cost a request a few milliseconds, never its answer: whatever fails here, the request goes on as it came.
 """
@@ -10,25 +10,23 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
-from xxhash import xxh3_64_intdigest
 
+from fairlead.api import headers as names
+from fairlead.api.paths import REUSE_PATHS
+from fairlead.api.prompt import Malformed, Prompt, parse
 from fairlead.context.blocks import Format
 from fairlead.context.draft import Settings
 from fairlead.context.reuse import ContextReuse, Plan
-from fairlead.core.facts import RequestFacts
+from fairlead.core.facts import RequestFacts, prefix_seed
+from fairlead.core.policy import Decision
 from fairlead.core.prefix import BLOCK_BYTES, chain
 from fairlead.core.prefix_index import PrefixIndex
-from fairlead.core.prompt import Malformed, Prompt, parse
-from fairlead.core.router import Decision
-from fairlead.extproc import headers as h
 
-PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"})
-
-_MOST_SHOWN: Final = 64  # blocks of an order in the response header
+_MOST_SHOWN: Final = 64  # blocks of a permutation in the response header
 
 
 class ReuseRule(msgspec.Struct, frozen=True):
-    """What may be done to the requests of one route: `order` and `dedup`, to all or to those that ask for it."""
+    """What may be done to the requests of one route: `order` and `dedup`, for all or for those that ask for it."""
 
     always: frozenset[str]
     on_request: frozenset[str]
@@ -76,20 +74,20 @@ class RequestReuse:
         tenant: bytes,
     ) -> Shaped | None:
         """The forms that a request may take; None if it goes as it is."""
-        settings = self._settings(asked, headers.get(h.CONTEXT_REUSE))
-        if settings is None or path not in PATHS:
+        settings = self._settings(asked, headers.get(names.CONTEXT_REUSE))
+        if settings is None or path not in REUSE_PATHS:
             return None
         try:
             plan = self.reuse.plan(body, settings, tenant=tenant, session=session)
             return None if plan is None else _shaped(plan, path, prompt, tenant)
-        except Exception:  # a fault of ours must not be the client's: the request goes on, the cause goes to the log
+        except Exception:  # an internal error must not fail the request: it goes on, the cause goes to the log
             self._failed()
             return None
 
     def settle(
         self, shaped: Shaped, decision: Decision, facts: RequestFacts, body: bytes, index: PrefixIndex, now_s: float
     ) -> Settled:
-        """The decision is made: remember what is sent, and forget orders that no endpoint holds any more."""
+        """The decision is made: remember what is sent, and forget permutations that no endpoint holds any more."""
         plan, number = shaped.plan, decision.form
         form = plan.forms[number]
         try:
@@ -128,7 +126,6 @@ class RequestReuse:
 
 
 def _shaped(plan: Plan, path: str, prompt: Prompt, tenant: bytes) -> Shaped | None:
-    seed = xxh3_64_intdigest(tenant) if tenant else 0
     first, *others = plan.forms
     if first.body is not None:
         read = parse(first.body, path)
@@ -138,14 +135,16 @@ def _shaped(plan: Plan, path: str, prompt: Prompt, tenant: bytes) -> Shaped | No
     chains = []
     for form in others:
         other = prompt if form.body is None else parse(form.body, path)
-        chains.append(() if isinstance(other, Malformed) else chain(other.text, seed))
+        chains.append(() if isinstance(other, Malformed) else chain(other.text, prefix_seed(other, tenant)))
     return Shaped(plan, prompt, tuple(chains))
 
 
 def _header(plan: Plan, number: int, reordered_tokens: int, dropped_tokens: int) -> bytes:
-    """What was saved, in tokens, and how the blocks stand that were reordered last, so that citations can be mapped."""
-    told = f"reordered_tokens={reordered_tokens}, dropped_tokens={dropped_tokens}"
-    orders: Sequence[tuple[int, ...]] = [change.order for change in plan.forms[number].changes if change.is_reordered]
-    if orders and len(orders[-1]) <= _MOST_SHOWN:
-        told += ", order=" + "-".join([str(block + 1) for block in orders[-1]])
-    return told.encode()
+    """Tokens saved, and the last permutation of blocks, so that a client can map citations back."""
+    header = f"reordered_tokens={reordered_tokens}, dropped_tokens={dropped_tokens}"
+    permutations: Sequence[tuple[int, ...]] = [
+        change.order for change in plan.forms[number].changes if change.is_reordered
+    ]
+    if permutations and len(permutations[-1]) <= _MOST_SHOWN:
+        header += ", order=" + "-".join([str(block + 1) for block in permutations[-1]])
+    return header.encode()

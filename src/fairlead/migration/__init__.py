@@ -1,1 +1,1 @@
-"""Moving sessions, beside the request path: `core.migration` decides, `engines.kv_transfer` copies, this joins them."""
+"""Moving sessions, off the request path: `core.migration` decides, `engines.kv_transfer` copies, this joins them."""

@@ -1,7 +1,8 @@
-"""The token ids of a session's context, as its engine makes them of the request that is in hand.
+"""The token ids of a session's context, as its engine tokenizes the current request.
 
 Only what shapes the prompt goes to the engine's /tokenize, as undecoded slices of the body. What cannot be copied by
-token ids alone (images, several prompts at once, other APIs) is refused.
+token ids alone (images, several prompts at once, other APIs) is refused. A salt of the cache is no part of the prompt:
+it goes with both completions of the copy, because KV of another salt is another KV.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from typing import Final
 
 import msgspec
 
+from fairlead.api.paths import CHAT_COMPLETIONS, COMPLETIONS
+
 _Slice = msgspec.Raw | msgspec.UnsetType
 _UNSET: Final = msgspec.UNSET
 _MEDIA: Final = (b'"image', b'"input_image', b'"input_audio', b'"audio_url', b'"video_url', b'"file')
 
 
 class NotMovedError(Exception):
-    """The session stays, and no engine is to blame; `reason` is for counting."""
+    """The session stays where it is, through no engine's fault; `reason` is for counting."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -24,7 +27,7 @@ class NotMovedError(Exception):
 
 
 class _Chat(msgspec.Struct, omit_defaults=True):
-    """Of a chat completion, what vLLM's /tokenize reads."""
+    """The fields of a chat completion that vLLM's /tokenize reads."""
 
     messages: msgspec.Raw
     model: str = ""
@@ -43,9 +46,21 @@ class _Completion(msgspec.Struct, omit_defaults=True):
 
 
 _KINDS: Final[dict[str, type[_Chat] | type[_Completion]]] = {
-    "/v1/chat/completions": _Chat,
-    "/v1/completions": _Completion,
+    CHAT_COMPLETIONS: _Chat,
+    COMPLETIONS: _Completion,
 }
+
+
+class _Salted(msgspec.Struct):
+    cache_salt: str | None = None
+
+
+def cache_salt(body: bytes) -> str:
+    """What keeps the request's cache apart from others of the same tokens; empty if nothing. Raises NotMovedError."""
+    try:
+        return msgspec.json.decode(body, type=_Salted).cache_salt or ""
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise NotMovedError("body") from None
 
 
 def tokenize_request(path: str, body: bytes, model: str) -> bytes:
@@ -60,13 +75,13 @@ def tokenize_request(path: str, body: bytes, model: str) -> bytes:
     if isinstance(asked, _Chat):
         if any(name in bytes(asked.messages) for name in _MEDIA):
             raise NotMovedError("media")
-    elif bytes(asked.prompt)[:1] != b'"':  # a list: of token ids, or of several prompts
+    elif bytes(asked.prompt)[:1] != b'"':  # a list of token ids, or of several prompts
         raise NotMovedError("api")
     asked.model = model
     return msgspec.json.encode(asked)
 
 
 def whole_blocks(ids: list[int], held_share: float, block_tokens: int) -> list[int]:
-    """The start of `ids` that the source holds, about, cut to whole blocks."""
+    """The part of `ids`, from the start, that the source is expected to hold, cut to whole blocks."""
     held = min(len(ids), round(len(ids) * held_share))
     return ids[: held // block_tokens * block_tokens]

@@ -2,14 +2,16 @@
 
 from fairlead.policies import (
     cache_aware,
+    dynamo_kv,
     ear,
     fairlead,
     gorgo,
-    gorgo_hillclimb,
+    gorgo_calibrate,
     laar,
     least_load,
     least_request,
     llm_d,
+    llm_d_affinity,
     llm_d_load_aware,
     lmetric,
     load_aware_exclude_tried,
@@ -21,19 +23,22 @@ from fairlead.policies import (
     session_affinity,
     unified,
 )
-from fairlead.policies.registry import build_policy, policy_names
+from fairlead.policies.registry import PolicyError, build_policy, policy_names
 
 __all__ = [
+    "PolicyError",
     "build_policy",
     "cache_aware",
+    "dynamo_kv",
     "ear",
     "fairlead",
     "gorgo",
-    "gorgo_hillclimb",
+    "gorgo_calibrate",
     "laar",
     "least_load",
     "least_request",
     "llm_d",
+    "llm_d_affinity",
     "llm_d_load_aware",
     "lmetric",
     "load_aware_exclude_tried",

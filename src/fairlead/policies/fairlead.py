@@ -1,13 +1,18 @@
 """fairlead: the default policy. Network, cache, queue and decoding in one cost, divided by the chance of being right.
 
-cost = (rtt_weight * rtt + prefill_ms_per_token * (uncached * (1 + crowd_weight * least in-flight of all candidates
-        + stall_weight * in-flight) + queue_weight * pending)
-        + decode_ms_per_token * output * (1 + batch_weight * batch_slowdown * in-flight)) / Q * penalty^attempts
-A prefill stalls the requests that are already there. Wherever it goes, it stalls as many as the least crowded endpoint
-has: that is counted as if it were ours, so a pool without idle endpoints makes more of what it has cached. Of those
-beyond, a share is counted: more would send long prompts to where few requests are but many tokens wait. An answer is
-slowed by those beside it and slows each of them as much: that is counted twice. Every term is in milliseconds, so these
-weights are the physical ones. Sources: GORGO (network, cache, queue), LAAR (Q).
+cost = (rtt_weight * rtt
+        + prefill_ms_per_token * uncached * (1 + evict_weight + crowd_weight * least in-flight of all candidates
+                                               + stall_weight * decoding)
+        + prefill_ms_per_token * queue_weight * pending
+        + decode_ms_per_token * (output + batch_weight * batch_slowdown * in-flight
+                                          * (output + max(0, least_answer_tokens - usual answer)))
+       ) / Q * penalty^attempts
+A prefill stalls the requests that decode there. Wherever it goes, it also delays what comes after it, which is as much
+as the least loaded endpoint has: so a pool without idle endpoints prefers cached prefixes more. In a full cache each
+token that is computed evicts another, and `evict_weight` is the chance that somebody asks for that one again. An answer
+is slowed by the others in its batch and slows each of them as much: that is counted twice. Where answers are short, a
+request is in flight for its prompt's sake, so it counts as if it had `least_answer_tokens`. Every term is in
+milliseconds, so a weight of 1 is the physical one. Sources: GORGO (network, cache, queue), LAAR (Q).
 """
 
 from __future__ import annotations
@@ -18,10 +23,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.core.cost import CostTerms
+from fairlead.core.candidates import Candidate, Standing
+from fairlead.core.cost import CostTerms, Prices, cost_factor, latency_terms
 from fairlead.core.facts import RequestFacts
-from fairlead.core.pool import Candidate
-from fairlead.core.ranking import Ranking, in_order
+from fairlead.core.policy import Ranking
+from fairlead.core.ranking import in_order
 from fairlead.policies.registry import Rule, register
 
 
@@ -29,40 +35,46 @@ from fairlead.policies.registry import Rule, register
 class Fairlead(Rule, frozen=True):
     rtt_weight: Annotated[float, Meta(ge=0)] = 1.0
     queue_weight: Annotated[float, Meta(ge=0)] = 1.0
-    crowd_weight: Annotated[float, Meta(ge=0)] = 1.0
-    stall_weight: Annotated[float, Meta(ge=0)] = 0.05  # settled by replays: docs/decisions
+    crowd_weight: Annotated[float, Meta(ge=0)] = 1.0  # this one and the next two chosen by replays: docs/weights.md
+    stall_weight: Annotated[float, Meta(ge=0)] = 0.05
+    evict_weight: Annotated[float, Meta(ge=0)] = 0.0
     batch_weight: Annotated[float, Meta(ge=0)] = 2.0
-    tie_ms: Annotated[float, Meta(ge=0)] = 2.0  # costs closer than the noise of measured round trips are equal
+    least_answer_tokens: Annotated[float, Meta(ge=0)] = 128.0
+    tie_ms: Annotated[float, Meta(ge=0)] = 2.0  # costs this close, or within the spread of measured round trips, tie
     retry_penalty: Annotated[float, Meta(ge=1, le=1e6)] = 1000.0  # a model that failed at temperature 0 fails again
 
-    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:  # noqa: ARG002
-        rtt_weight, queue_weight, batch_weight = self.rtt_weight, self.queue_weight, self.batch_weight
-        stall_weight, penalty = self.stall_weight, self.retry_penalty
-        stalled_share = 1 + self.crowd_weight * candidates[0].least_inflight_requests
-        costs_ms = []
-        for c in candidates:  # a call for each would take a tenth longer
-            inflight = c.inflight_requests
-            stalled_tokens = c.uncached_tokens * (stalled_share + stall_weight * inflight)
-            latency_ms = (
-                rtt_weight * c.rtt_ms
-                + c.prefill_ms_per_token * (stalled_tokens + queue_weight * c.pending_prefill_tokens)
-                + c.decode_ms_per_token * c.output_tokens * (1 + batch_weight * c.batch_slowdown * inflight)
-            )
-            costs_ms.append(latency_ms / c.success_probability * (penalty**c.attempts if c.attempts else 1.0))
-        order = in_order(candidates, costs_ms, tie_width=self.tie_ms)
-        return Ranking(order, "affinity" if order[0].candidate.is_host else "cost")
+    def prices(self, at: Candidate | Standing) -> Prices:
+        """What each unit costs at one candidate, in ms. The formula is written only here."""
+        prefill_ms, decode_ms = at.prefill_ms_per_token, at.decode_ms_per_token
+        beside = self.batch_weight * at.batch_slowdown * at.inflight_requests
+        queue_ms = prefill_ms * self.queue_weight * at.pending_prefill_tokens
+        if at.answer_tokens < self.least_answer_tokens:
+            queue_ms += decode_ms * beside * (self.least_answer_tokens - at.answer_tokens)
+        return (
+            self.rtt_weight * at.rtt_ms,
+            queue_ms,
+            prefill_ms * (1 + self.evict_weight + self.stall_weight * at.decoding_requests),
+            prefill_ms * self.crowd_weight,
+            decode_ms * (1 + beside),
+            self.rtt_weight * at.rtt_spread_ms,
+        )
+
+    def latency_terms(self, c: Candidate) -> tuple[float, float, float, float]:
+        """Network, prefill, queue and decoding at one candidate, in ms."""
+        return latency_terms(self.prices(c), c.uncached_tokens, c.least_inflight_requests, c.output_tokens)
+
+    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:
+        prices, penalty, least = self.prices, self.retry_penalty, candidates[0].least_inflight_requests
+        costs_ms, spreads_ms = [], []
+        for c in candidates:
+            network, queue, prefill, contention, decode, spread = prices(c)  # added up as in `core.cost.costs_ms`
+            latency = network + queue + c.uncached_tokens * (prefill + least * contention) + c.output_tokens * decode
+            costs_ms.append(latency * cost_factor(c.success_probability, penalty, c.attempts))
+            spreads_ms.append(spread / c.success_probability)
+        order = in_order(candidates, costs_ms, tie_width=self.tie_ms, spreads=spreads_ms if any(spreads_ms) else None)
+        return Ranking(order, "affinity" if order[0].candidate.is_affine else "cost")
 
     def explain(self, candidate: Candidate) -> CostTerms:
-        c = candidate
-        stalled = 1 + self.crowd_weight * c.least_inflight_requests + self.stall_weight * c.inflight_requests
         return CostTerms(
-            rtt_ms=self.rtt_weight * c.rtt_ms,
-            prefill_ms=c.prefill_ms_per_token * c.uncached_tokens * stalled,
-            queue_ms=c.prefill_ms_per_token * self.queue_weight * c.pending_prefill_tokens,
-            decode_ms=c.decode_ms_per_token
-            * c.output_tokens
-            * (1 + self.batch_weight * c.batch_slowdown * c.inflight_requests),
-            success_probability=c.success_probability,
-            attempts=c.attempts,
-            retry_penalty=self.retry_penalty,
+            *self.latency_terms(candidate), candidate.success_probability, candidate.attempts, self.retry_penalty
         )

@@ -1,8 +1,9 @@
 """gorgo: rtt_weight * rtt_ms + uncached + queue_weight * queued tokens, least wins. Source: GORGO, its frozen weights.
 
-Milliseconds and tokens are added at weight 1, as published; `fairlead` has the same terms in milliseconds. Queued are
-the raw prompt tokens of every unfinished request. With `release_at_first_token` they count until the first token only,
-and then without what was cached: GORGO's own option keeps the raw tokens there, which the ledger does not count apart.
+Milliseconds and tokens are added at weight 1, as published; `fairlead` has the same terms in milliseconds. Queued
+tokens are the raw prompt tokens of every unfinished request. With `release_at_first_token` they count only until the
+first token, and without what was cached: GORGO's own option counts the raw tokens, which the ledger does not keep
+separately.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from fairlead.core.candidates import Candidate
 from fairlead.core.facts import RequestFacts
-from fairlead.core.pool import Candidate
-from fairlead.core.ranking import Ranking, least_first
+from fairlead.core.policy import Ranking
+from fairlead.core.ranking import least_first
 from fairlead.policies.registry import Rule, register
 
 
@@ -25,7 +27,7 @@ class Gorgo(Rule, frozen=True):
     queue_weight: Annotated[float, Meta(ge=0)] = 0.5
     release_at_first_token: bool = False
 
-    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:  # noqa: ARG002
+    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:
         rtt_weight, queue_weight, release = self.rtt_weight, self.queue_weight, self.release_at_first_token
 
         def cost(c: Candidate) -> float:

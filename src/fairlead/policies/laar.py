@@ -1,7 +1,7 @@
 """laar: argmin c(m) * (T + alpha * R) / Q, with a penalty on models already tried. Source: LAAR, section 5.
 
 c(m) is the model's prefill time per token, T the prompt's tokens, R the prompt tokens in flight at the endpoint. The
-paper does not give the penalty's form; ours multiplies, so that when every model was tried the best one leads again.
+paper does not give the penalty's form; ours multiplies, so that the best model leads again once every model was tried.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from fairlead.core.candidates import Candidate
 from fairlead.core.cost import CostTerms
 from fairlead.core.facts import RequestFacts
-from fairlead.core.pool import Candidate
-from fairlead.core.ranking import Ranking, least_first
+from fairlead.core.policy import Ranking
+from fairlead.core.ranking import least_first
 from fairlead.policies.registry import Rule, register
 
 
@@ -24,14 +25,8 @@ class Laar(Rule, frozen=True):
     alpha: Annotated[float, Meta(ge=0)] = 0.7
     retry_penalty: Annotated[float, Meta(ge=1, le=1e6)] = 1000.0  # a model that failed at temperature 0 fails again
 
-    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:  # noqa: ARG002
-        tokens, alpha, penalty = request.tokens, self.alpha, self.retry_penalty
-
-        def cost(c: Candidate) -> float:
-            latency_ms = c.prefill_ms_per_token * (tokens + alpha * c.inflight_prompt_tokens)
-            return latency_ms / c.success_probability * penalty**c.attempts
-
-        return Ranking(least_first(candidates, cost))
+    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:
+        return Ranking(least_first(candidates, lambda c: self.explain(c).total_ms()))
 
     def explain(self, candidate: Candidate) -> CostTerms:
         return CostTerms(

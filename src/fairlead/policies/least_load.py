@@ -1,4 +1,4 @@
-"""least_load: what the engine says it runs, queues and holds, and the prompt tokens that the router has in flight.
+"""least_load: the engine's reported load (running, queued, cached) plus the router's prompt tokens in flight.
 
 Requests and tokens are added at weight 1, as published, so tokens decide. Source: the baseline of GORGO.
 """
@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from fairlead.core.candidates import Candidate
 from fairlead.core.facts import RequestFacts
-from fairlead.core.pool import Candidate
-from fairlead.core.ranking import Ranking, least_first
+from fairlead.core.policy import Ranking
+from fairlead.core.ranking import least_first
 from fairlead.policies.registry import Rule, register
 
 
 @register("least_load")
 class LeastLoad(Rule, frozen=True):
-    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:  # noqa: ARG002
+    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:
         return Ranking(least_first(candidates, _load))
 
 

@@ -1,7 +1,7 @@
 """llm_d: a weighted sum of queue, KV utilisation, cached prefix and turn, most wins. Source: llm-d, optimized baseline.
 
 Queue and utilisation are as the engines report. The cached share of the prompt is read from the router's one prefix
-index: llm-d's blocks of 64 characters, an LRU of 31,250 per endpoint, are not kept twice. The turn (no-hit LRU) spreads
+index: llm-d's own LRU of 31,250 blocks of 64 characters per endpoint is not duplicated. The turn (no-hit LRU) spreads
 prompts that nobody has cached; llm-d remembers when an endpoint last got such a prompt, here any prompt counts.
 """
 
@@ -13,9 +13,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from fairlead.core.candidates import Candidate
 from fairlead.core.facts import RequestFacts
-from fairlead.core.pool import Candidate
-from fairlead.core.ranking import Ranking, least_first
+from fairlead.core.policy import Ranking
+from fairlead.core.ranking import least_first
 from fairlead.policies.registry import Rule, register
 
 
@@ -44,7 +45,7 @@ class LlmD(Rule, frozen=True):
         return Ranking(least_first(candidates, lambda c: -score(c), random_tie=rng))
 
     def _turns(self, candidates: Sequence[Candidate]) -> dict[str, float]:
-        """From the weight, for the endpoint chosen longest ago, down to 0; none where any endpoint has a match."""
+        """Turn scores: from the weight, for the endpoint chosen longest ago, down to 0; none if any has a match."""
         if any(c.cached_tokens for c in candidates):
             return {}
         step = self.no_hit_lru_weight / max(1, len(candidates) - 1)

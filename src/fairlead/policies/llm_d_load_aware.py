@@ -11,9 +11,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from fairlead.core.candidates import Candidate
 from fairlead.core.facts import RequestFacts
-from fairlead.core.pool import Candidate
-from fairlead.core.ranking import Ranking, least_first
+from fairlead.core.policy import Ranking
+from fairlead.core.ranking import least_first
 from fairlead.policies.registry import Rule, register
 
 
@@ -21,7 +22,7 @@ from fairlead.policies.registry import Rule, register
 class LlmDLoadAware(Rule, frozen=True):
     prefix_weight: Annotated[float, Meta(ge=0)] = 1.0
     load_weight: Annotated[float, Meta(ge=0)] = 1.0
-    queue_threshold: Annotated[int, Meta(ge=1)] = 128  # requests: as long a queue, or a longer one, scores 0
+    queue_threshold: Annotated[int, Meta(ge=1)] = 128  # requests: a queue this long or longer scores 0
 
     def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:
         prefix_weight, threshold = self.prefix_weight / max(1, request.tokens), self.queue_threshold

@@ -12,10 +12,11 @@ from hashlib import blake2b
 from random import Random
 from typing import Final, Literal
 
+from fairlead.core.candidates import Candidate
 from fairlead.core.facts import RequestFacts
-from fairlead.core.pool import Candidate
+from fairlead.core.policy import Ranking
 from fairlead.core.prefix import BLOCK_BYTES
-from fairlead.core.ranking import Ranking, least_first
+from fairlead.core.ranking import least_first
 from fairlead.policies.registry import Rule, register
 
 _KEY_BLOCKS: Final = 1024 // BLOCK_BYTES

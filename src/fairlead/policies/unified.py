@@ -1,7 +1,9 @@
-"""unified: the session's owner if it has the prompt cached and not overloaded, else lmetric. Source: prototype of EAR.
+"""unified: the session's owner if it has the prompt cached and is not overloaded, else lmetric.
 
-Its tuned form is `overload: 1.3`. It leaves the one out of lmetric (see there), so idle hosts tie at 0; ties go by new
-uncached tokens, then requests, then in turn. The router makes the chosen endpoint the owner; no KV moves.
+Source: prototype of EAR.
+
+Its tuned form is `overload: 1.3`. It omits the plus one of lmetric (see there), so idle endpoints tie at 0; ties go by
+new uncached tokens, then requests, then in turn. The router makes the chosen endpoint the owner; no KV moves.
 """
 
 from __future__ import annotations
@@ -12,24 +14,24 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from fairlead.core.candidates import Candidate
 from fairlead.core.facts import RequestFacts
-from fairlead.core.pool import Candidate
-from fairlead.core.ranking import Ranked, Ranking
+from fairlead.core.policy import Ranked, Ranking
 from fairlead.policies.registry import Rule, register
 
 
 @register("unified")
 class Unified(Rule, frozen=True):
-    hit_share: Annotated[float, Meta(ge=0, le=1)] = 0.5  # of the prompt, that the owner must exceed
-    overload: Annotated[float, Meta(ge=0)] = 2.0  # times the mean of requests, that the owner must not exceed
+    hit_share: Annotated[float, Meta(ge=0, le=1)] = 0.5  # the share of the prompt cached at the owner must be greater
+    overload: Annotated[float, Meta(ge=0)] = 2.0  # times the mean requests, which the owner must not exceed
     plus_one: bool = False
 
-    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:  # noqa: ARG002
-        kept = [c for c in candidates if c.is_host and self._keeps(c, request, candidates)]
+    def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:
+        kept = [c for c in candidates if c.is_affine and self._keeps(c, request, candidates)]
         one = int(self.plus_one)
         scored = [
             (
-                not c.is_host if kept else False,
+                not c.is_affine if kept else False,
                 (c.pending_prefill_tokens + c.uncached_tokens) * (c.inflight_requests + one),
                 c.uncached_tokens,
                 c.inflight_requests,

@@ -1,4 +1,4 @@
-"""What the rounds of one trial come to: how much faster the candidate was than the incumbent, and how sure that is.
+"""The result of one trial's rounds: how much faster the candidate was than the incumbent, and how certain that is.
 
 A round is a window of the candidate between two of the incumbent. Gains are differences of the logarithms of p95 times,
 above 0 where the candidate is faster.
@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Final
 
-from fairlead.core.evolution import Weights
 from fairlead.tuning.fair import p95s_ms
 from fairlead.tuning.surface import Expected
+from fairlead.tuning.weights import Weights
 from fairlead.tuning.window import Measure
 
-_NOISE_KEPT: Final = 0.9  # of what is known of the noise, at each further pair: traffic changes
-_CLIPPED: Final = 0.3  # of a difference of logarithms: one burst must not decide for all rounds
+_NOISE_KEPT: Final = 0.9  # weight kept by earlier pairs at each new one, because traffic changes
+_CLIPPED: Final = 0.3  # limit for a difference of logarithms: one burst must not decide over all rounds
 
 Round = tuple[Measure, Measure, Measure]  # the incumbent, the candidate, the incumbent again
 
 
 class Noise:
-    """How far two windows under the same weights are apart, as the standard deviation of one; the latest count most."""
+    """How much windows under the same weights differ: the standard deviation of one; the latest count most."""
 
     def __init__(self, expected: float) -> None:
         self._sum, self._weight = expected**2, 1.0
@@ -33,12 +33,12 @@ class Noise:
         return math.sqrt(self._sum / self._weight)
 
     def add(self, difference: float) -> None:
-        self._sum = self._sum * _NOISE_KEPT + difference**2 / 2  # each of the two has its noise
+        self._sum = self._sum * _NOISE_KEPT + difference**2 / 2  # both windows are noisy
         self._weight = self._weight * _NOISE_KEPT + 1.0
 
 
 class Evidence:
-    """The trial of one candidate, of which `before` was expected by earlier trials."""
+    """The trial of one candidate; `before` is the gain expected after earlier trials."""
 
     def __init__(self, candidate: Weights, before: Expected) -> None:
         self.candidate = candidate
@@ -52,12 +52,12 @@ class Evidence:
 
     @property
     def gain(self) -> float:
-        """As its own rounds show it."""
+        """The gain shown by its own rounds."""
         return fmean(self._gains)
 
     @property
     def first_token_gain(self) -> float:
-        """The same of p95 time to the first token; 0 where too few were seen."""
+        """The same for p95 time to the first token; 0 if too few were seen."""
         return fmean(self._first_token_gains) if self._first_token_gains else 0.0
 
     def add(self, measures: Round) -> None:
@@ -71,23 +71,23 @@ class Evidence:
         return noise.deviation * math.sqrt((2.0 - 0.5 / self.rounds) / self.rounds)
 
     def expected(self, noise: Noise) -> Expected:
-        """After earlier trials and this one's rounds."""
+        """The expected gain after earlier trials and this one's rounds."""
         return self._before.with_seen(self.gain, self.error(noise))
 
 
 def fair_p95s_ms(measures: Sequence[Measure]) -> Sequence[float]:
-    """Of time to the end; with equal lengths of prompts and answers where they are known."""
+    """The p95 time to the end of each window, with lengths of prompts and answers made equal where they are known."""
     fair = p95s_ms([measure.sample for measure in measures])
     return [measure.p95_ms for measure in measures] if fair is None else fair
 
 
 def clipped_log_ratio(above_ms: float, below_ms: float) -> float:
-    """log(above / below), and no further from 0 than one window may count."""
+    """log(above / below), clipped to what one window may count."""
     return max(-_CLIPPED, min(_CLIPPED, log_ratio(above_ms, below_ms)))
 
 
 def log_ratio(above_ms: float, below_ms: float) -> float:
-    """log(above / below), of times that may be 0 or infinite; equal ones are equal."""
+    """log(above / below), for times that may be 0 or infinite; 0 for equal ones."""
     if above_ms == below_ms:
         return 0.0
     if above_ms == 0.0 or below_ms == math.inf:
@@ -96,5 +96,5 @@ def log_ratio(above_ms: float, below_ms: float) -> float:
 
 
 def _gain(before_ms: float, tried_ms: float, after_ms: float) -> float:
-    """How much smaller than the mean of its neighbours, in logarithms."""
+    """How much smaller the candidate's time is than the mean of its neighbours, in logarithms."""
     return (clipped_log_ratio(before_ms, tried_ms) + clipped_log_ratio(after_ms, tried_ms)) / 2

@@ -1,14 +1,14 @@
-"""The tuner for traffic as it comes: other weights are tried for a while, and kept if they were better for sure.
+"""The tuner for live traffic: it tries other weights for a while and keeps them if they were certainly better.
 
     warm-up -> incumbent -> candidate -> incumbent -> candidate ... each measured over a window of its own
 
 A candidate is compared with the incumbent's windows before and after it, so that a steady drift of the traffic cancels.
-Lengths of prompts and answers are made equal first, where they are known (`fair`). The noise is learned from the
-incumbent's own windows; a candidate is tried again until it is better or not beyond that noise, as its own rounds and
-the trials before it (`surface`) make likely. It is given up at once when its p95 is certain to pass the guard; weights
-that were accepted and pass it later give way to those of the configuration. When steps have become too small to matter
-the weights are frozen, and they thaw when the traffic has changed. No I/O and no clock of its own. Source: GORGO's
-tuner, with its seven faults mended; `docs/tune.md` tells which and how.
+Lengths of prompts and answers are first made equal, where they are known (`fair`). The noise is learned from the
+incumbent's own windows; a candidate gets more rounds until these and earlier trials (`surface`) show beyond that noise
+whether it is better. It is abandoned at once when its p95 is certain to exceed the guard; accepted weights that exceed
+it later are replaced by those of the configuration. When steps have become too small to matter the weights are frozen,
+and they thaw when the traffic has changed. No I/O and no clock of its own. Source: GORGO's tuner, with its seven faults
+fixed; `docs/tune.md` lists them.
 """
 
 from __future__ import annotations
@@ -22,22 +22,19 @@ from typing import Final, Literal
 
 import msgspec
 
-from fairlead.core.evolution import Box, Weights
-from fairlead.core.feedback import Outcome
-from fairlead.core.ranking import Policy
-from fairlead.core.router import Decision
+from fairlead.core.policy import Decision, Outcome, Policy
 from fairlead.tuning.evidence import Evidence, Noise, clipped_log_ratio, fair_p95s_ms, log_ratio
 from fairlead.tuning.search import Search
-from fairlead.tuning.weights import weights_of, with_weights
+from fairlead.tuning.weights import Box, Weights, weights_of, with_weights
 from fairlead.tuning.window import NO_LIMITS, Limits, Measure, Window
 
 KEPT_TRIALS: Final = 200
-_EXPECTED_NOISE: Final = 0.1  # of the logarithm of a window's p95, until the incumbent's own windows have shown it
-_EXPECTED_SEEN_NOISE: Final = 0.2  # with lengths as they came, which is what the guard looks at
-_HELD_TO: Final = 9  # windows of an incumbent, whose median it is held to
-_LEAST_ROUNDS: Final = 2  # of a candidate that is accepted: one may be a burst
-_STRIKES: Final = 2  # windows in a row beyond the guard, before an incumbent gives way: one may be a burst
-_BEYOND_NOISE: Final = 3.0  # standard deviations: below it even a passed guard says nothing
+_EXPECTED_NOISE: Final = 0.1  # in the logarithm of a window's p95, until the incumbent's own windows show it
+_EXPECTED_SEEN_NOISE: Final = 0.2  # without equal lengths, as the guard sees it
+_HELD_TO: Final = 9  # windows of an incumbent, whose median is its standard
+_LEAST_ROUNDS: Final = 2  # before a candidate is accepted: one may be a burst
+_STRIKES: Final = 2  # windows in a row beyond the guard before an incumbent is replaced: one may be a burst
+_BEYOND_NOISE: Final = 3.0  # standard deviations: below it even a crossed guard is noise
 
 Verdict = Literal["accepted", "rejected", "first_token", "guard", "rolled_back"]
 State = Literal["warming", "tuning", "frozen"]
@@ -47,19 +44,21 @@ class TunerSettings(msgspec.Struct, frozen=True):
     """How much evidence a change needs."""
 
     window: int = 64  # requests that are scored
-    wash_out: int = 16  # requests after a change of weights that are not: queues and caches are still the old weights'
+    wash_out: int = 16  # requests not scored after a change of weights: queues and caches still reflect the old weights
     warm_up: int = 256  # requests before the first window: caches are cold
-    tolerance: float = 0.02  # a gain of p95 smaller than this share is none
-    confidence: float = 1.64  # standard errors that a gain must exceed: one in twenty by chance alone, were it one look
-    most_rounds: int = 4  # a candidate that is then still not certainly better is rejected
+    tolerance: float = 0.02  # a smaller gain of p95, as a share, counts as none
+    confidence: float = (
+        1.64  # standard errors that a gain must exceed: by chance alone one in twenty would, in a single test
+    )
+    most_rounds: int = 4  # a candidate not certainly better by then is rejected
     guard: float = 1.5  # times the p95 to compare with, of time to the end or to the first token
-    first_token_tolerance: float = 0.1  # share of p95 time to the first token that all changes together may cost
-    patience_s: float = 60.0  # for the requests of a window that have not ended
-    stale_s: float = 3600.0  # an older measure is no comparison
+    first_token_tolerance: float = 0.1  # by which share all changes together may raise p95 time to the first token
+    patience_s: float = 60.0  # how long a window waits for its requests to end
+    stale_s: float = 3600.0  # older measurements are not used for comparison
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """One proposal and what became of it. `gain` is the mean of the differences of log p95: above 0 is better."""
+    """One proposal and its outcome. `gain` is the mean of the differences of log p95: above 0 is better."""
 
     number: int
     decided: int  # requests decided so far
@@ -67,11 +66,11 @@ class Trial(msgspec.Struct, frozen=True):
     candidate: Weights
     incumbent: Weights
     rounds: int
-    gain: float | None  # of its own rounds; None: no round was completed
+    gain: float | None  # by its own rounds; None: no round was completed
     gain_error: float | None  # its standard error
-    expected_gain: float | None  # after the trials before and these rounds; what the verdict is about
+    expected_gain: float | None  # after earlier trials and these rounds; the verdict is based on it
     expected_error: float | None
-    p95_ms: float | None  # of the candidate's last window
+    p95_ms: float | None  # in the candidate's last window
     incumbent_p95_ms: float | None
     first_token_p95_ms: float | None
     incumbent_first_token_p95_ms: float | None
@@ -82,8 +81,8 @@ class Trial(msgspec.Struct, frozen=True):
 class OnlineTuner:
     """A `core.feedback.Tuner` of one policy's weights.
 
-    With `apply` false it routes nothing differently: candidates are then measured under the incumbent's weights, and
-    what it would have accepted shows what noise alone can do.
+    With `apply` false it changes no routing: candidates are measured under the incumbent's weights, so what it would
+    have accepted shows the effect of noise alone.
     """
 
     def __init__(self, policy: Policy, box: Box, rng: Random, settings: TunerSettings, *, apply: bool = True) -> None:
@@ -97,11 +96,11 @@ class OnlineTuner:
         self.applies = apply
         self._measuring: Weights = self.home
         self._window: Window | None = None
-        self._trial: Evidence | None = None  # of the candidate that is being tried, over one round or several
-        self._candidate_measure: Measure | None = None  # of the round under way
-        self._first_token_loss = 0.0  # of the logarithm of p95, by all that was accepted since the configured weights
+        self._trial: Evidence | None = None  # the trial of the current candidate, over one or more rounds
+        self._candidate_measure: Measure | None = None  # in the current round
+        self._first_token_loss = 0.0  # in the logarithm of p95, by all weights accepted since the configured ones
         self._incumbent_measures: deque[Measure] = deque(maxlen=_HELD_TO)
-        self._home_measures: Sequence[Measure] = ()  # under the configured weights, before others were accepted
+        self._configured_measures: Sequence[Measure] = ()  # under the configured weights, before others were accepted
         self._strikes = 0
         self._frozen_by_hand = False
         self._noise, self._seen_noise = Noise(_EXPECTED_NOISE), Noise(_EXPECTED_SEEN_NOISE)
@@ -126,7 +125,7 @@ class OnlineTuner:
         return self._noise.deviation
 
     def freeze(self) -> None:
-        """Try nothing more until `thaw`: the incumbent stays in force, measured and guarded."""
+        """Try nothing new until `thaw`: the incumbent stays in force, measured and guarded."""
         self.state = "frozen"
         self._frozen_by_hand = True
 
@@ -136,7 +135,7 @@ class OnlineTuner:
         self.state = "tuning"
         self._frozen_by_hand = False
 
-    def heard(self, decision: Decision, outcome: Outcome, decided: int, now_s: float) -> Policy | None:
+    def observe(self, decision: Decision, outcome: Outcome, decided: int, now_s: float) -> Policy | None:
         before, window = self._measuring, self._window
         if window is None:
             self._window = Window(decided + 1 + self._settings.warm_up, self._settings.window)
@@ -160,7 +159,7 @@ class OnlineTuner:
         return self._trial if self.candidate == self._measuring else None
 
     def _measured(self, measure: Measure | None, decided: int, now_s: float) -> None:
-        """A window is complete; None if it says nothing, and then it begins again."""
+        """Handle a complete window. A measure of None is useless: the window starts again."""
         if measure is None:
             self._begin(self._measuring, decided)
         elif self._trying is not None:
@@ -192,11 +191,11 @@ class OnlineTuner:
         elif self._trial is None:
             candidate = self._search.propose()
             self._trial = Evidence(candidate, self._search.expected(candidate))
-        known = self._trial is not None and measures  # else the incumbent is new, or there is nothing to try
+        known = self._trial is not None and measures  # else the incumbent is new, or nothing is being tried
         self._begin(self._trial.candidate if known and self._trial is not None else self.incumbent, decided)
 
     def _judge(self, trial: Evidence, decided: int, now_s: float, tried: Measure) -> None:
-        """One more round is complete: take the candidate, leave it, or let it be tried again."""
+        """One more round is complete: accept the candidate, reject it, or run another round."""
         gain, error = trial.expected(self._noise)
         sure = trial.rounds >= _LEAST_ROUNDS and gain > self._settings.confidence * error
         if sure and gain > self._settings.tolerance:
@@ -218,7 +217,7 @@ class OnlineTuner:
             self._search.learn(trial.candidate, gain, trial.error(self._noise))
         if verdict == "accepted" and self.applies:
             if self.incumbent == self.home:
-                self._home_measures = tuple(self._incumbent_measures)
+                self._configured_measures = tuple(self._incumbent_measures)
             self._search.accept(trial.candidate)
             self._incumbent_measures.clear()
             if tried is not None:
@@ -228,10 +227,10 @@ class OnlineTuner:
         self._trial = None
 
     def _guard_crossed(self, decided: int, now_s: float) -> None:
-        """The p95 of the window is certain to pass the guard: the candidate's, or that of weights accepted earlier."""
+        """The window's p95 is certain to exceed the guard, under a candidate or under weights accepted earlier."""
         trial = self._trying
         if trial is not None:
-            loss = math.log(self._guard())  # at least so much; or it was a burst
+            loss = math.log(self._guard())  # at least this much, unless it was a burst
             self._search.learn(trial.candidate, -loss, loss / 2)
             self._close("guard", trial, decided, now_s)
         else:
@@ -255,15 +254,15 @@ class OnlineTuner:
         self._window = Window(decided + 1 + wash_out, self._settings.window, limits)
 
     def _limits(self) -> Limits:
-        """What no weights may pass: the guard over what the incumbent's windows were.
+        """Limits for all weights: the guard times the median of the incumbent's windows.
 
-        Where the load rises, a candidate may be as late as the incumbent was just now; and weights that were accepted
-        need not give way to configured ones that were later themselves.
+        If the load rises, a candidate may be as slow as the incumbent was just now; and accepted weights need not give
+        way to configured ones that were slower themselves.
         """
         measures = self._incumbent_measures
         if not measures:
             return NO_LIMITS
-        also = [measures[-1]] if self._trying is not None else self._home_measures
+        also = [measures[-1]] if self._trying is not None else self._configured_measures
         guard = self._guard()
         return Limits(
             guard * max(_usual_ms([m.p95_ms for m in each]) for each in (measures, also)),
@@ -274,12 +273,12 @@ class OnlineTuner:
         return max(self._settings.guard, math.exp(_BEYOND_NOISE * self._seen_noise.deviation))
 
     def _changed(self, measure: Measure) -> bool:
-        """The traffic is not the one that the incumbent was frozen under."""
+        """Whether the traffic differs from that under which the incumbent was frozen."""
         usual_ms = median(m.p95_ms for m in self._incumbent_measures)
         return abs(log_ratio(measure.p95_ms, usual_ms)) > math.log(self._guard())
 
     def _forget(self) -> None:
-        """The traffic is another now, or the weights are: what windows came to says nothing any more."""
+        """Traffic or weights have changed: drop the measurements, which are no longer valid."""
         self._incumbent_measures.clear()
         self._noise, self._seen_noise = Noise(_EXPECTED_NOISE), Noise(_EXPECTED_SEEN_NOISE)
 
@@ -323,6 +322,6 @@ class OnlineTuner:
 
 
 def _usual_ms(times_ms: Sequence[float | None]) -> float:
-    """The median of those that are known; infinite where none is."""
+    """The median of the known times; infinite if none is known."""
     known = [each for each in times_ms if each is not None]
     return median(known) if known else math.inf

@@ -1,9 +1,9 @@
-"""What earlier trials make likely of weights that were not tried: a parabola through the gains that were seen.
+"""The gain expected of untried weights after earlier trials: a parabola fitted to the gains seen.
 
-It is fitted around the incumbent, where the next candidates lie. Trials far from there say less, as no landscape is a
-parabola for long, and old ones less, as traffic changes; before there were any, all gains are expected to be about 0.
-Places are in the box, each weight from 0 to 1 on the logarithmic scale; gains are differences of logarithms of times.
-Bayesian linear regression: two weights make five unknowns, so a fit takes a fraction of a millisecond.
+It is fitted around the incumbent, where the next candidates lie. Distant trials count less, because the surface is a
+parabola only locally, and old ones less, because traffic changes; before any trial, all gains are expected to be about
+0. Points are in the box, each weight from 0 to 1 on the logarithmic scale; gains are differences of logarithms of
+times. Bayesian linear regression: two weights make five unknowns, so a fit takes a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final, NamedTuple
 
-_PRIOR: Final = 0.5  # standard deviation of each coefficient: what a weight may change over its range
-_MISFIT: Final = 0.5  # standard deviation of what a parabola does not tell, at a distance of 1; it grows as its square
-LEAST_ERROR: Final = 1e-3  # of any measurement
-_FADING: Final = 0.98  # what a trial counts for, at each that follows
+_PRIOR: Final = 0.5  # standard deviation of each coefficient: the effect that a weight may have over its range
+_MISFIT: Final = 0.5  # standard deviation of the parabola's misfit at a distance of 1; it grows with the square
+LEAST_ERROR: Final = 1e-3  # assumed for any measurement
+_FADING: Final = 0.98  # factor on a trial's weight at each later one
 
-Place = tuple[float, ...]
+Point = tuple[float, ...]
 
 
 class Expected(NamedTuple):
-    """A gain, and how far it may be from that: a standard deviation."""
+    """An expected gain and its standard deviation."""
 
     gain: float
     error: float
 
     def with_seen(self, gain: float, error: float) -> Expected:
-        """What is expected once a measurement of that error has shown `gain`."""
+        """The expectation after a measurement of `gain` with that error."""
         known, seen = max(self.error, LEAST_ERROR) ** -2, max(error, LEAST_ERROR) ** -2
         return Expected((self.gain * known + gain * seen) / (known + seen), (known + seen) ** -0.5)
 
 
-class Seen(NamedTuple):
-    """A trial: the gain of one place over another, and the standard error of that."""
+class SeenTrial(NamedTuple):
+    """A trial: the gain of one point over another, and its standard error."""
 
-    tried: Place
-    against: Place
+    tried: Point
+    against: Point
     gain: float
     error: float
 
 
 class Surface:
-    """The gains of places over `around`."""
+    """The gains of points over `around`."""
 
-    def __init__(self, seen: Sequence[Seen], around: Place) -> None:
+    def __init__(self, seen: Sequence[SeenTrial], around: Point) -> None:
         self._around = around
         size = len(self._terms(around))
         precision = [[_PRIOR**-2 if row == column else 0.0 for column in range(size)] for row in range(size)]
@@ -61,21 +61,21 @@ class Surface:
         self._root = _root(precision)
         self._half = _forward(self._root, moment)
 
-    def expected(self, place: Place) -> Expected:
-        """Of the gain of `place`."""
-        half = _forward(self._root, self._terms(place))
-        misfit = _MISFIT * math.dist(place, self._around) ** 2
+    def expected(self, point: Point) -> Expected:
+        """The expected gain of `point`."""
+        half = _forward(self._root, self._terms(point))
+        misfit = _MISFIT * math.dist(point, self._around) ** 2
         gain = _dot(half, self._half)
         return Expected(gain, math.sqrt(_dot(half, half) + misfit**2))
 
-    def best(self, places: Sequence[Place], rng: Random) -> Place:
-        """The best of `places` on one surface that is drawn from all that are likely, so that doubt is looked into."""
+    def best(self, points: Sequence[Point], rng: Random) -> Point:
+        """The best of `points` on a surface drawn at random from the likely ones, so that uncertainty is explored."""
         drawn = _backward(self._root, [each + rng.gauss(0.0, 1.0) for each in self._half])
-        return max(places, key=lambda place: _dot(self._terms(place), drawn))
+        return max(points, key=lambda point: _dot(self._terms(point), drawn))
 
-    def _terms(self, place: Place) -> list[float]:
-        """Each step from `around`, their squares and products."""
-        steps = [a - b for a, b in zip(place, self._around, strict=True)]
+    def _terms(self, point: Point) -> list[float]:
+        """The terms of the parabola: each step from `around`, their squares and products."""
+        steps = [a - b for a, b in zip(point, self._around, strict=True)]
         return steps + [a * b for number, a in enumerate(steps) for b in steps[: number + 1]]
 
 

@@ -8,11 +8,13 @@ from typing import Final
 
 import msgspec
 
-from fairlead.core.evolution import Box, Weights
-from fairlead.core.ranking import Policy
+from fairlead.core.policy import Policy
+
+Weights = Mapping[str, float]
+Box = Mapping[str, tuple[float, float]]  # the least and the greatest value of each weight, both above 0
 
 # The queue weight has a floor: at 0 the time to the first token looks best while everything goes to the nearest
-# replica (GORGO, section 6). The RTT weight has a cap, so that distance alone never decides. `fairlead` reckons in
+# replica (GORGO, section 6). The RTT weight has a cap, so that distance alone never decides. `fairlead` computes in
 # milliseconds: 1 is the physical weight. `gorgo` adds milliseconds to tokens, and a token takes some 0.06 to 0.13 ms,
 # so its physical RTT weight of 7 to 16 must be inside; in the published box, up to 2, it is not.
 BOXES: Final[Mapping[str, Box]] = MappingProxyType(

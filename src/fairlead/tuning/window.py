@@ -1,30 +1,29 @@
-"""A window: requests decided in a row under one set of weights, and what their times come to when all have ended.
+"""A window: requests decided in a row under one set of weights, and their scores when all have ended.
 
-Requests belong to a window by the number of their decision, not by when they end: by their end the slow ones would fall
-to the weights that came later, and the quick ones of a change would be scored first.
+Requests belong to a window by the number of their decision, not by when they end: by their end, slow requests would be
+counted under later weights, and the quick ones after a change would be scored first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from fairlead.core.feedback import Outcome
-from fairlead.core.router import Decision
+from fairlead.core.policy import Decision, Outcome
+from fairlead.statistics import above_rank, quantile
 from fairlead.tuning.fair import SCORED_QUANTILE, Sample, Timed
 
-LEAST_FIRST_TOKENS: Final = 40  # fewer say nothing of a tail
-_LEAST_SCORED_SHARE: Final = 0.5  # of a window's requests
+LEAST_FIRST_TOKENS: Final = 40  # fewer do not show a tail
+_LEAST_SCORED_SHARE: Final = 0.5  # share of a window's requests
 _TOO_MANY_REQUESTS: Final = 429
 _CLIENT_ERROR: Final = 400
 _CLIENT_LEFT: Final = 499
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """The scores of one window; `first_token_p95_ms` is None where too few first tokens were seen."""
+    """The scores of one window; `first_token_p95_ms` is None if too few first tokens were seen."""
 
     p95_ms: float  # end to end; infinite if more than a twentieth failed or had not ended
     first_token_p95_ms: float | None
@@ -33,7 +32,7 @@ class Measure(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Times that a p95 may not pass."""
+    """Times that a p95 may not exceed."""
 
     total_ms: float = math.inf
     first_token_ms: float = math.inf
@@ -60,9 +59,9 @@ class Window:
     def add(self, decision: Decision, outcome: Outcome) -> None:
         """Count `decision` if it is one of the window's.
 
-        A server's failure counts as a request that never ends, an answer that the client did not wait for with the time
-        it did wait: were they left out, the slowest weights would look best. Refusals of the client's own making and
-        decisions that the policy did not make say nothing.
+        A server's failure counts as a request that never ends, an abandoned answer with the time its client waited:
+        without them, the slowest weights would look best. Refusals that the client caused and decisions that the policy
+        did not make are ignored.
         """
         if not 0 <= decision.number - self._first < self._size:
             return
@@ -89,26 +88,19 @@ class Window:
         return self._ended == self._size or now_s - self._decided_s > patience_s
 
     def beyond_limits(self, *, full: bool) -> bool:
-        """The p95 of a limited time is too late; of a window that is not full, however the rest of it ends."""
+        """Whether a limited p95 is exceeded; for a window that is not full, whatever the rest of it brings."""
         seen = len(self._first_tokens_ms)
         first_tokens = seen if full and seen >= LEAST_FIRST_TOKENS else self._size
-        return self._late > _above_rank(self._size) or self._late_first_tokens > _above_rank(first_tokens)
+        return self._late > above_rank(self._size, SCORED_QUANTILE) or (
+            self._late_first_tokens > above_rank(first_tokens, SCORED_QUANTILE)
+        )
 
     def measure(self, now_s: float) -> Measure | None:
-        """None if too few of its requests say anything. Those that have not ended count as never ending."""
+        """None if too few of its requests count. Those that have not ended count as never ending."""
         times = self._times_ms + [math.inf] * (self._size - self._ended)
         if len(times) < self._size * _LEAST_SCORED_SHARE:
             return None
         seen = len(self._first_tokens_ms) >= LEAST_FIRST_TOKENS
         sample = Sample(tuple(self._timed), times.count(math.inf) / len(times))
-        return Measure(quantile(times), quantile(self._first_tokens_ms) if seen else None, sample, now_s)
-
-
-def quantile(values: Sequence[float]) -> float:
-    """The 95th percentile, by the nearest rank."""
-    return sorted(values)[-1 - _above_rank(len(values))]
-
-
-def _above_rank(count: int) -> int:
-    """How many of `count` values lie above their 95th percentile."""
-    return count - math.ceil(SCORED_QUANTILE * count)
+        first_token_ms = quantile(self._first_tokens_ms, SCORED_QUANTILE) if seen else None
+        return Measure(quantile(times, SCORED_QUANTILE), first_token_ms, sample, now_s)

@@ -1,0 +1,1 @@
+"""What operators look at: metrics, status pages and what they may ask for, on a port of its own."""

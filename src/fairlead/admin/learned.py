@@ -1,0 +1,77 @@
+"""Metrics of what was learned from answers: the speed of each engine, and how each model counts tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from fairlead.admin.families import histogram
+from fairlead.core.learning import Learner
+from fairlead.core.pool import Pool
+from fairlead.core.text_kinds import KINDS, TEXT_KINDS
+from fairlead.extproc.services import Services
+
+
+def metrics(services: Services) -> Iterator[Metric]:
+    yield histogram(
+        "fairlead_time_to_first_token_seconds",
+        "From the pick to the first token, of the streams that were observed in full",
+        ("model",),
+        [((model,), seen) for model, seen in services.recorder.first_token_seconds.items()],
+    )
+    yield from _speeds(services.learner, services.router.pool, services.clock_s())
+    yield from _tokens(services.learner)
+
+
+def _speeds(learner: Learner, pool: Pool, now_s: float) -> Iterator[Metric]:
+    prefill = _gauge("learned_prefill_seconds_per_token", "Prefill of one uncached token", "endpoint", "model")
+    decode = _gauge("learned_decode_seconds_per_token", "Decoding of one token, alone", "endpoint", "model")
+    slowdown = _gauge("learned_batch_slowdown_ratio", "Added to it by each other request", "endpoint", "model")
+    samples = GaugeMetricFamily(
+        "fairlead_learned_samples",
+        "Timed parts of answers of one endpoint that its learned times go by; 0: it is taken to be like its model",
+        labels=("endpoint", "model", "part"),
+    )
+    oldest = GaugeMetricFamily(
+        "fairlead_learned_oldest_sample_seconds",
+        "Age of the oldest answer of a model that its learned times go by",
+        labels=("model",),
+    )
+    for endpoint in pool.endpoints:
+        times, labels = learner.models.get(endpoint.model), (endpoint.address, endpoint.model)
+        if times is not None and times.knows_prefill:
+            prefill.add_metric(labels, endpoint.speed.prefill_ms_per_token / 1e3)
+        if times is not None and times.knows_decode:
+            decode.add_metric(labels, endpoint.speed.decode_ms_per_token / 1e3)
+            slowdown.add_metric(labels, endpoint.speed.batch_slowdown)
+        engine = learner.engines.get(labels)
+        if engine is not None:
+            samples.add_metric((*labels, "prefill"), len(engine.prefill.samples))
+            samples.add_metric((*labels, "decode"), len(engine.decode.samples))
+    for model, times in learner.models.items():
+        since_s = times.since_s
+        if since_s is not None:
+            oldest.add_metric((model,), max(0.0, now_s - since_s))
+    yield from (prefill, decode, slowdown, samples, oldest)
+
+
+def _tokens(learner: Learner) -> Iterator[Metric]:
+    answers = _gauge("learned_answer_tokens", "Tokens of one answer", "model")
+    ratios = GaugeMetricFamily(
+        "fairlead_learned_tokens_ratio",
+        "Real prompt tokens for each estimated one, of each kind of text that was seen",
+        labels=("model", "kind"),
+    )
+    for model, times in learner.models.items():
+        answers.add_metric((model,), times.answer_tokens.value)
+    for model, counted in learner.tokens.items():
+        for kind in sorted(counted.kinds):
+            if kind < len(TEXT_KINDS):
+                ratios.add_metric((model, KINDS[kind]), counted.rates[kind])
+    yield from (answers, ratios)
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"fairlead_{name}", f"{text}, as learned from answers", labels=labels)

@@ -1,0 +1,301 @@
+"""Admission: a request begins now, waits for its turn, or is told to come back.
+
+Below saturation `passes` is all that a request meets: nothing waits, and the first endpoint looked at has room. At
+saturation requests wait in one queue until `release` finds an endpoint with room for the next one; it is chosen then,
+and its load is taken in the same step, so no burst can pass between two reports of an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from math import ceil, inf
+from typing import Final
+
+import msgspec
+
+from fairlead.admission.gate import Gate, engine_ms
+from fairlead.admission.limits import BandRules, QueueRules
+from fairlead.admission.queue import WaitQueue
+from fairlead.admission.waiting import Lane, Verdict, Waiting
+from fairlead.core.endpoint import Endpoint
+from fairlead.core.facts import RequestFacts
+from fairlead.core.histogram import DURATION_SECONDS, Histogram
+from fairlead.core.in_flight import InFlight
+from fairlead.core.policy import Refusal
+from fairlead.core.pool import Pool
+from fairlead.core.router import Router
+from fairlead.core.slo import least_first_token_ms
+
+AT_ONCE: Final = 64  # requests released in one step
+_MOST_LANES: Final = 64  # of one group, with something waiting: subsets beyond them wait as if they had none
+_LEAST_RETRY_S, _MOST_RETRY_S = 1, 120
+_NEVER = BandRules()
+
+
+class Rules(msgspec.Struct, frozen=True):
+    queue: QueueRules = QueueRules()
+    begin_within_ms: float | None = None  # None: a few of the usual prefills
+
+
+class BandCounts:
+    """What became of the requests of one band that could not begin at once."""
+
+    __slots__ = ("outcomes", "wait_seconds")
+
+    def __init__(self) -> None:
+        self.outcomes: dict[Verdict | str, int] = {}
+        self.wait_seconds = Histogram(DURATION_SECONDS)
+
+
+class Admission:
+    """Off without rules: then every request passes. Times are of the caller's clock."""
+
+    def __init__(self, router: Router, rules: Rules | None = None) -> None:
+        self.router = router
+        self.counts: dict[str, BandCounts] = {}  # by the name of the band
+        self.is_draining = False
+        self.gate = Gate(router)
+        self.queue = WaitQueue(QueueRules())
+        self._lanes: dict[str | None, Lane] = {}
+        self._groups: dict[str, str] = {}
+        self._pool: Pool | None = None  # of those
+        self.rules: Rules | None = None
+        if rules is not None:
+            self.use(rules, 0.0)
+
+    def use(self, rules: Rules | None, now_s: float) -> None:
+        """Put these rules in force. What waits keeps its place; without rules all of it goes at once."""
+        if rules == self.rules and _groups(self.router.pool) == self._groups:
+            return  # what each tenant was given, and how fast the queue moves, stays known
+        before = self.queue.all()
+        self.rules = rules
+        self.gate.hint = None
+        self.gate.begin_within_ms = None if rules is None else rules.begin_within_ms
+        self._pool, self._groups, self._lanes = self.router.pool, _groups(self.router.pool), {}
+        self.queue = WaitQueue(QueueRules() if rules is None else rules.queue)
+        for waiting in before:
+            waiting.account = waiting.flow = None
+            waiting.lane = self.lane(waiting.lane.model, waiting.lane.subset)
+            if rules is None:
+                waiting.decide("go")
+            else:
+                self._enter(waiting, now_s)
+
+    def lane(self, model: str | None, subset: Collection[str] | None = None) -> Lane:
+        """Of requests that ask for `model`."""
+        pool = self.router.pool
+        if pool is not self._pool:
+            self._pool, self._groups, self._lanes = pool, _groups(pool), {}
+        lane = self._lanes.get(model)
+        if lane is None:
+            known = model if pool.serving(model) else None
+            lane = Lane(known, self._groups.get(known or "", ""))
+            if known == model:  # any client may name any model
+                self._lanes[model] = lane
+        if subset is None:
+            return lane
+        group = self.queue.groups.get(lane.group)
+        if group is not None and sum(len(band.lanes) for band in group.bands.values()) >= _MOST_LANES:
+            return lane
+        return Lane(lane.model, lane.group, frozenset(subset))
+
+    def band(self, level: int) -> BandRules:
+        return _NEVER if self.rules is None else self.rules.queue.band(level)
+
+    def passes(self, lane: Lane, level: int, now_s: float, request: RequestFacts | None = None) -> bool:
+        """Whether a request may begin now without waiting. None: one of any length."""
+        if self.rules is None:
+            return True
+        group = self.queue.groups.get(lane.group)
+        if group is not None and any(
+            waits == lane or self.gate.is_open(waits, self.band(above).share, now_s)
+            for above, band in group.bands.items()
+            if above >= level
+            for waits in band.lanes
+        ):
+            return False  # those are next
+        return self._is_open_for(request, lane, level, now_s)
+
+    def _is_open_for(self, request: RequestFacts | None, lane: Lane, level: int, now_s: float) -> bool:
+        """What is cached of a prompt is looked up only where it decides: others that run may share it."""
+        gate, share = self.gate, self.band(level).share
+        if request is None or gate.is_open(lane, share, now_s, request.tokens):
+            return request is not None or gate.is_open(lane, share, now_s)
+        if not gate.is_open(lane, share, now_s):
+            return False
+        cached = self._cached(request, now_s)
+        return bool(cached) and gate.is_open(lane, share, now_s, request.tokens, cached)
+
+    def _roomiest(self, request: RequestFacts, lane: Lane, now_s: float) -> frozenset[str]:
+        return self.gate.roomiest(lane, now_s, request.tokens, self._cached(request, now_s))
+
+    def _cached(self, request: RequestFacts, now_s: float) -> Mapping[str, int]:
+        """Tokens of the prompt by address."""
+        held = self.router.index.match(request.prefix, now_s) if request.prefix else {}
+        return {address: request.tokens_in(blocks) for address, blocks in held.items()}
+
+    def enter(self, waiting: Waiting, now_s: float) -> bool:
+        """Whether it waits from now on; if not, it has been decided as `full` or `shutting_down`."""
+        if self.is_draining:
+            self._decide(waiting, "shutting_down", now_s)
+            return False
+        return self._enter(waiting, now_s)
+
+    def _enter(self, waiting: Waiting, now_s: float) -> bool:
+        displaced = self.queue.enter(waiting, now_s)
+        if displaced is None:
+            self._decide(waiting, "full", now_s)
+            return False
+        for each in displaced:
+            self._decide(each, "displaced", now_s)
+        return True
+
+    def admit(
+        self,
+        router: Router,
+        request: RequestFacts,
+        subset: Collection[str] | None,
+        now_s: float,
+        others: Sequence[Sequence[int]] = (),
+    ) -> InFlight | Refusal:
+        """As `router.admit`; where it chose an endpoint without room and others have some, one of those."""
+        in_flight = router.admit(request, subset, now_s, others)
+        if self.rules is None or isinstance(in_flight, Refusal):
+            return in_flight
+        chosen = self.router.pool.by_address.get(in_flight.address)
+        lane, own_tokens = self.lane(request.model, subset), request.tokens - in_flight.decision.cached_tokens
+        if chosen is None or self.gate.has_room(chosen, lane.group, now_s, own_requests=1, own_tokens=own_tokens):
+            return in_flight
+        in_flight.withdraw(now_s)
+        elsewhere = router.admit(request, self._roomiest(request, lane, now_s) or subset, now_s, others)
+        if isinstance(elsewhere, Refusal) and elsewhere.reason == "slo_unmet":  # those with room are too slow
+            return router.admit(request, subset, now_s, others)
+        return elsewhere
+
+    def began(self, in_flight: InFlight) -> float:
+        """A request was given its endpoint: the engine time in ms that it takes there."""
+        endpoint = self.router.pool.by_address.get(in_flight.address)
+        if endpoint is None:
+            return 0.0
+        took_ms, prefill_ms = engine_ms(endpoint, in_flight.request, in_flight.decision.cached_tokens)
+        self.gate.began(self._groups.get(endpoint.model, ""), prefill_ms)
+        return took_ms
+
+    def expected_ms(self, lane: Lane, request: RequestFacts) -> float:
+        """The engine time in ms that a request would take, as far as is known before it has an endpoint."""
+        endpoint = next(iter(self.router.pool.serving(lane.model)), None)
+        return 1.0 if endpoint is None else max(1.0, engine_ms(endpoint, request, 0)[0])
+
+    def longest_useful_wait_s(self, lane: Lane, request: RequestFacts, now_s: float) -> float:
+        """How long a request may wait and still meet its objective; infinite if it is served even then."""
+        slo = request.slo
+        if slo is None or not slo.refuses or slo.ttft_ms == inf:
+            return inf
+        cached = self._cached(request, now_s)
+        return (slo.ttft_ms - least_first_token_ms(self.router.pool.serving(lane.model), request, cached)) / 1e3
+
+    def leave(self, waiting: Waiting) -> None:
+        """Its client is gone."""
+        if self.queue.remove(waiting):
+            self._count(waiting.level, "client_gone")
+
+    def release(self, now_s: float) -> bool:
+        """Give endpoints to those who are next, as far as there is room. Whether there may be more to do at once."""
+        for waiting in self.queue.expire(now_s):
+            self._decide(waiting, "expired", now_s)
+        left = AT_ONCE
+        for group in [name for name, group in self.queue.groups.items() if group.bands]:
+            while left:
+                opened: dict[tuple[Lane, float], bool] = {}
+
+                def is_open(lane: Lane, level: int, opened: dict[tuple[Lane, float], bool] = opened) -> bool:
+                    share = self.band(level).share
+                    known = opened.get((lane, share))
+                    if known is None:
+                        known = opened[lane, share] = self.gate.is_open(lane, share, now_s)
+                    return known
+
+                def fits(waiting: Waiting) -> bool:
+                    return self._is_open_for(waiting.request, waiting.lane, waiting.level, now_s)
+
+                taken = self.queue.next(group, is_open, now_s, fits)
+                if taken is None:
+                    break
+                left -= 1
+                took_ms = 0.0
+                try:
+                    took_ms = self._decide(taken.waiting, "go", now_s)
+                finally:
+                    self.queue.charge(taken, took_ms, now_s)
+        return not left
+
+    def drain(self, now_s: float) -> None:
+        """Nobody waits any more, and nobody will."""
+        self.is_draining = True
+        for waiting in self.queue.all():
+            self.queue.remove(waiting)
+            self._decide(waiting, "shutting_down", now_s)
+
+    def may_have_room(self, endpoint: Endpoint, now_s: float) -> bool:
+        """Whether what happened at `endpoint` is worth a `release`."""
+        if not self.queue.requests:
+            return False
+        if not endpoint.health.healthy:
+            return True  # those who wait for it alone must be refused
+        if self.gate.has_room(endpoint, self._groups.get(endpoint.model, ""), now_s):
+            self.gate.hint = endpoint
+            return True
+        return False
+
+    def next_event_s(self) -> float:
+        """When `release` must be called even if nothing happens."""
+        due_s = self.queue.next_deadline_s
+        for group in self.queue.groups.values():
+            for lane in {lane for band in group.bands.values() for lane in band.lanes}:
+                due_s = min(due_s, self.gate.next_room_s(lane))
+        return due_s
+
+    def retry_after_s(self, lane: Lane, level: int, tenant: bytes, now_s: float) -> int:
+        """When to come back: once what waits now at this level or above has gone."""
+        expected_ms = self.queue.expected_wait_ms(lane.group, level, tenant, now_s)
+        return retry_after_s(expected_ms)
+
+    def _decide(self, waiting: Waiting, verdict: Verdict, now_s: float) -> float:
+        counts = self._count(waiting.level, verdict)
+        if verdict in ("go", "expired"):
+            counts.wait_seconds.observe(now_s - waiting.arrived_s)
+        return waiting.decide(verdict)
+
+    def _count(self, level: int, outcome: Verdict | str) -> BandCounts:
+        name = self.band(level).name
+        counts = self.counts.get(name)
+        if counts is None:
+            counts = self.counts[name] = BandCounts()
+        counts.outcomes[outcome] = counts.outcomes.get(outcome, 0) + 1
+        return counts
+
+
+def retry_after_s(wait_ms: float) -> int:
+    """Whole seconds, as a header has them."""
+    return min(max(_LEAST_RETRY_S, ceil(wait_ms / 1e3)), _MOST_RETRY_S) if wait_ms < inf else _MOST_RETRY_S
+
+
+def _groups(pool: Pool) -> dict[str, str]:
+    """The group of every model and route: models that a route connects are one group."""
+    root = {model: model for model in pool.models}
+
+    def found(model: str) -> str:
+        while root[model] != model:
+            model = root[model]
+        return model
+
+    for models in pool.routes.values():
+        known = [found(model) for model in models if model in root]
+        for model in known:
+            root[model] = known[0]
+    groups = {model: found(model) for model in pool.models}
+    for route, models in pool.routes.items():
+        groups[route] = next((groups[model] for model in models if model in groups), "")
+    for name in pool.names:
+        groups[name] = next((groups[endpoint.model] for endpoint in pool.serving(name)), "")
+    return groups

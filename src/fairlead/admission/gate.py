@@ -1,0 +1,170 @@
+"""Whether a request could begin now: at one endpoint, and at any of those that a lane may go to.
+
+An endpoint has room while what waits for prefill there takes less than a bound, the engine's batch and KV cache are not
+full, and it has not just refused. An idle one has room for anything. Everything is read from counts that are taken in
+the step in which a request is released; reports only add to them. What is not reported, or stale, closes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import inf
+from types import MappingProxyType
+from typing import Final
+
+from fairlead.admission.waiting import Lane
+from fairlead.core.endpoint import Endpoint
+from fairlead.core.facts import RequestFacts
+from fairlead.core.placement import Placement
+from fairlead.core.running_limit import REFUSAL_S
+
+LEAST_BOUND_MS: Final = 1000.0
+_PREFILLS: Final = 4.0  # usual ones, that may wait at an endpoint where no bound is configured
+_WEIGHT: Final = 0.01  # of the newest prefill in the usual one
+_KV_FULL: Final = 0.95
+NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
+
+
+class Gate:
+    """Over the pool in force. `begin_within_ms` None: a few of the usual prefills, and a second at least."""
+
+    __slots__ = ("_router", "_usual_ms", "begin_within_ms", "hint")
+
+    def __init__(self, router: Placement, begin_within_ms: float | None = None) -> None:
+        self._router = router
+        self.begin_within_ms = begin_within_ms
+        self.hint: Endpoint | None = None  # that may have room: looked at first
+        self._usual_ms: dict[str, float] = {}  # of a prefill, by group
+
+    def bound_ms(self, group: str) -> float:
+        if self.begin_within_ms is not None:
+            return self.begin_within_ms
+        return max(LEAST_BOUND_MS, _PREFILLS * self._usual_ms.get(group, 0.0))
+
+    def began(self, group: str, prefill_ms: float) -> None:
+        """A request was released, whose prefill should take this long."""
+        usual_ms = self._usual_ms.get(group, prefill_ms)
+        self._usual_ms[group] = usual_ms + _WEIGHT * (prefill_ms - usual_ms)
+
+    def is_open(
+        self, lane: Lane, share: float, now_s: float, tokens: int = 0, cached: Mapping[str, int] = NOTHING
+    ) -> bool:
+        """Whether one of its endpoints has room, or it has none at all: then its requests must be refused.
+
+        `tokens` are those of a prompt that must fit into the KV cache, without those `cached` there; 0: any.
+        """
+        bound_ms, usual_ms = self.bound_ms(lane.group) * share, self._usual_ms.get(lane.group, 0.0)
+        hint = self.hint
+        if (
+            hint is not None
+            and _may_go(lane, hint)
+            and _has_room(hint, bound_ms, usual_ms, share, now_s, tokens=tokens)
+        ):
+            serving = self._router.pool.serving(lane.model)
+            if hint in serving:
+                return True
+        found = False
+        for endpoint in self._endpoints(lane):
+            if _has_room(endpoint, bound_ms, usual_ms, share, now_s, tokens=_uncached(endpoint, tokens, cached)):
+                self.hint = endpoint
+                return True
+            found = True
+        return not found
+
+    def has_room(
+        self,
+        endpoint: Endpoint,
+        group: str,
+        now_s: float,
+        *,
+        own_requests: int = 0,
+        own_tokens: int = 0,
+        tokens: int = 0,
+    ) -> bool:
+        """Whether `endpoint` has room for one more of `tokens`, apart from what was just sent there."""
+        bound_ms, usual_ms = self.bound_ms(group), self._usual_ms.get(group, 0.0)
+        return _has_room(endpoint, bound_ms, usual_ms, 1.0, now_s, own_requests, own_tokens, tokens)
+
+    def roomiest(
+        self, lane: Lane, now_s: float, tokens: int = 0, cached: Mapping[str, int] = NOTHING
+    ) -> frozenset[str]:
+        """Addresses that have room; if none has, those whose engines are not full; empty if all are."""
+        group = lane.group
+        has_room = frozenset(
+            e.address
+            for e in self._endpoints(lane)
+            if self.has_room(e, group, now_s, tokens=_uncached(e, tokens, cached))
+        )
+        return has_room or frozenset(e.address for e in self._endpoints(lane) if not is_full(e, 0, 1.0, now_s))
+
+    def next_room_s(self, lane: Lane) -> float:
+        """When an endpoint may have room by the mere passing of time."""
+        due_s = inf
+        for endpoint in self._endpoints(lane):
+            due_s = min(due_s, endpoint.prefills.due_s)
+            refused_s = endpoint.running_limit.refused_s
+            if refused_s is not None:
+                due_s = min(due_s, refused_s + REFUSAL_S)
+        return due_s
+
+    def _endpoints(self, lane: Lane) -> Iterator[Endpoint]:
+        return (e for e in self._router.pool.serving(lane.model) if _may_go(lane, e))
+
+
+def is_full(endpoint: Endpoint, mine: int, share: float, now_s: float, tokens: int = 0) -> bool:
+    """Whether the engine's batch is full, or its KV cache for `tokens` more, without `mine` of those in flight."""
+    load, report = endpoint._load, endpoint.report
+    inflight = load.inflight_requests - mine
+    if endpoint.running_limit.is_reached(inflight, share, now_s):
+        return True
+    if not inflight or report.stale or report.kv_usage is None:
+        return False
+    usage = report.kv_usage
+    if report.kv_capacity_tokens:
+        usage += (load.pending_prefill_tokens + tokens) / report.kv_capacity_tokens
+    return usage >= _KV_FULL * share
+
+
+def engine_ms(endpoint: Endpoint, request: RequestFacts, cached_tokens: int) -> tuple[float, float]:
+    """Time of the engine that a request takes there, and how much of it is its prefill.
+
+    Prefills come one after the other. A token is decoded in one step with all others of the batch, so it costs its
+    share of the step and what it slows the step by.
+    """
+    speed = endpoint.speed
+    prefill_ms = max(0, request.tokens - cached_tokens) * speed.prefill_ms_per_token
+    answer_tokens, limit = speed.answer_tokens, request.max_output_tokens
+    if limit is not None and limit < answer_tokens:
+        answer_tokens = limit
+    share = 1 / max(1, endpoint._load.inflight_requests) + speed.batch_slowdown
+    return prefill_ms + answer_tokens * speed.decode_ms_per_token * min(1.0, share), prefill_ms
+
+
+def _uncached(endpoint: Endpoint, tokens: int, cached: Mapping[str, int]) -> int:
+    return max(0, tokens - cached.get(endpoint.address, 0)) if cached else tokens
+
+
+def _may_go(lane: Lane, endpoint: Endpoint) -> bool:
+    return endpoint.health.healthy and (lane.subset is None or endpoint.address in lane.subset)
+
+
+def _has_room(
+    endpoint: Endpoint,
+    bound_ms: float,
+    usual_ms: float,
+    share: float,
+    now_s: float,
+    own_requests: int = 0,
+    own_tokens: int = 0,
+    tokens: int = 0,
+) -> bool:
+    if endpoint.prefills.due_s <= now_s:
+        endpoint.prefills.settle(now_s)
+    load, report = endpoint._load, endpoint.report
+    if load.inflight_requests > own_requests:
+        waits_ms = (load.pending_prefill_tokens - own_tokens) * endpoint._speed.prefill_ms_per_token
+        if report.waiting_requests and not report.stale:  # some that by their estimates are done may still wait
+            waits_ms = max(waits_ms, report.waiting_requests * usual_ms)
+        if waits_ms > bound_ms:
+            return False
+    return not is_full(endpoint, own_requests, share, now_s, tokens)

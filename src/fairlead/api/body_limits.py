@@ -1,0 +1,38 @@
+"""How much one request body may hold: of its parts, and of what it names.
+
+Every limit is far above what a real request has; they bound the work that a crafted one can cause.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MOST_ITEMS: Final = 131_072  # objects and lists of a body, outside of its strings; messages and parts among them
+MOST_KEYS: Final = 4 * MOST_ITEMS  # of all its objects
+MOST_ITEMS_INLINE: Final = 4096  # messages, and as many parts, of a body that is read between two other requests
+MOST_ATTEMPTED: Final = 32  # a longer list says nothing more, and penalty**attempts must stay a float
+MOST_NAME_CHARACTERS: Final = 256  # of a model
+_WINDOW_BYTES: Final = 1 << 20
+
+
+def has_too_many_items(body: bytes, most: int = MOST_ITEMS) -> bool:
+    """Whether JSON has more than `most` objects and lists, or four times as many keys, outside of its strings.
+
+    The time is linear, in little memory: a body of 24 MB may hold eight million empty objects, and they are counted
+    before any parser makes them.
+    """
+    most_keys = most * (MOST_KEYS // MOST_ITEMS)
+    if body.count(b"{") + body.count(b"[") <= most and body.count(b":") <= most_keys:
+        return False
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is left of quotes begins or ends a string
+    items = keys = inside = 0
+    for start in range(0, len(body), _WINDOW_BYTES):
+        pieces = body[start : start + _WINDOW_BYTES].split(b'"')
+        outside = b"".join(pieces[inside::2])
+        items += outside.count(b"{") + outside.count(b"[")
+        keys += outside.count(b":")
+        if items > most or keys > most_keys:
+            return True
+        inside ^= (len(pieces) - 1) & 1
+    return False

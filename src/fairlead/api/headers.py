@@ -1,0 +1,59 @@
+"""HTTP headers by which clients, Fairlead, gateways and engines speak to each other, and which a client may not set.
+
+Names are bytes in lower case, as the request path compares them; whoever writes configuration or HTTP decodes them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Of a request, set by its client.
+REQUEST_ID: Final = b"x-request-id"
+TRACEPARENT: Final = b"traceparent"  # of the W3C's Trace Context
+SESSION_ID: Final = b"x-session-id"
+ATTEMPTED_MODELS: Final = b"x-fairlead-attempted-models"
+QUESTION_ID: Final = b"x-fairlead-question-id"
+TASK: Final = b"x-fairlead-task"  # which of the models' capability files counts
+CONTEXT_REUSE: Final = b"x-fairlead-context-reuse"  # of a request what is wanted, of an answer what was saved
+
+SLO_TTFT_MS: Final = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")  # the first that is there counts
+SLO_TPOT_MS: Final = (b"x-llm-d-slo-tpot-ms", b"x-slo-tpot-ms")
+QUEUE_TTL: Final = b"x-llm-d-inference-ttl"  # how long it may wait at most: 2s, 500ms
+
+# Of a request, set by a gateway that vouches for them; a client that sets them is not believed.
+OBJECTIVE: Final = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
+FAIRNESS_ID: Final = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
+
+# Of an answer.
+DROPPED_REASON: Final = b"x-llm-d-request-dropped-reason"
+MODEL: Final = b"x-fairlead-model"
+ENDPOINT: Final = b"x-fairlead-endpoint"
+DECISION: Final = b"x-fairlead-decision"
+CASCADE_STAGE: Final = b"x-fairlead-cascade-stage"
+CASCADE_SCORES: Final = b"x-fairlead-cascade-scores"
+CASCADE_ADDED_MS: Final = b"x-fairlead-cascade-added-ms"
+
+# Between a gateway and its endpoint picker (Gateway API's protocol).
+DESTINATION: Final = b"x-gateway-destination-endpoint"
+SUBSET: Final = DESTINATION + b"-subset"
+SERVED: Final = DESTINATION + b"-served"
+TEST_SELECTION: Final = b"test-epp-endpoint-selection"  # of GIE's conformance suite: the client names endpoints
+TEST_SERVED: Final = b"x-conformance-test-served-endpoint"
+ORIGINAL_DESTINATION: Final = b"x-envoy-original-dst-host"  # a cluster of that type would follow it anywhere
+
+# Between the sidecar, the scripts in its Envoy, and the routes.
+INNER: Final = b"x-fairlead-inner"  # with our secret: a cascade's own request to a larger model
+EVENTS: Final = b"x-fairlead-events"  # the client asked for a stream and the engine is not: Envoy writes the events
+CLUSTER: Final = b"x-fairlead-cluster"
+BLIND_MODEL: Final = b"x-fairlead-blind-model"
+MODEL_SPANS: Final = b"x-fairlead-model-spans"
+MODEL_QUOTED: Final = b"x-fairlead-model-quoted"
+
+# What Envoy removes before any filter sees it. `INNER` is not among them: the sidecar believes it with its secret only.
+GATEWAY_ONLY: Final = (
+    DESTINATION, SUBSET, MODEL, ENDPOINT, DECISION, EVENTS, CLUSTER, BLIND_MODEL, MODEL_SPANS, MODEL_QUOTED,
+)  # fmt: skip
+# What the sidecar removes, behind whichever gateway. It overwrites `DESTINATION` itself.
+NOT_OF_A_CLIENT: Final = frozenset({*GATEWAY_ONLY, INNER, ORIGINAL_DESTINATION} - {DESTINATION})
+# With those that end here, as the endpoint-picker protocol has it: they say how a request waits.
+NOT_FOR_ENGINES: Final = NOT_OF_A_CLIENT.union(OBJECTIVE, FAIRNESS_ID, SLO_TTFT_MS, (QUEUE_TTL,))

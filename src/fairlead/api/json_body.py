@@ -1,0 +1,154 @@
+"""The keys of a JSON body that routing reads, and what is in the short ones.
+
+Each value stays an undecoded slice of the body (`msgspec.Raw`) until somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from fairlead.api.body_limits import MOST_ATTEMPTED, MOST_NAME_CHARACTERS
+from fairlead.api.cache_keys import CacheKeys
+
+Slice = msgspec.Raw | msgspec.UnsetType  # of the body, undecoded
+UNSET: Final = msgspec.UNSET
+NULL: Final = msgspec.Raw(b"null")
+_QUOTE: Final = ord('"')
+_MOST_LIMIT_DIGITS: Final = 9
+_MOST_SHORT_BYTES: Final = 1 << 14  # of a value that is decoded: OpenAI's metadata has at most 16 pairs of 576
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class Message(msgspec.Struct, gc=False):
+    role: msgspec.Raw = NULL
+    content: msgspec.Raw = NULL
+    tool_calls: Slice = UNSET
+
+
+class Reserved(CacheKeys, gc=False):
+    kv_transfer_params: Slice = UNSET
+    ec_transfer_params: Slice = UNSET
+    bootstrap_host: Slice = UNSET
+    bootstrap_port: Slice = UNSET
+    bootstrap_room: Slice = UNSET
+    bootstrap_pair_key: Slice = UNSET
+    decode_tp_size: Slice = UNSET
+    disagg_prefill_dp_rank: Slice = UNSET
+    sampling_params: Slice = UNSET  # these two may hold further ones
+    vllm_xargs: Slice = UNSET
+
+
+class Body(Reserved, gc=False):
+    model: str | None = None
+    messages: list[Message] | None = None
+    system: Slice = UNSET  # Anthropic
+    instructions: Slice = UNSET  # Responses
+    tools: Slice = UNSET
+    documents: Slice = UNSET  # chat templates write them before the messages
+    prompt: Slice = UNSET  # completions
+    input: Slice = UNSET  # Responses, embeddings
+    text: Slice = UNSET  # SGLang
+    input_ids: Slice = UNSET  # SGLang
+    max_tokens: Slice = UNSET
+    max_completion_tokens: Slice = UNSET
+    max_output_tokens: Slice = UNSET
+    metadata: Slice = UNSET
+    stream: Slice = UNSET
+    stream_options: Slice = UNSET
+
+
+class OtherBody(Reserved, gc=False):
+    """Of an API that does not generate: reranking, scoring, pooling, classifying, moderating, tokenizing, speaking."""
+
+    model: Slice = UNSET
+    input: Slice = UNSET
+    query: Slice = UNSET
+    documents: Slice = UNSET
+    text_1: Slice = UNSET
+    text_2: Slice = UNSET
+    prompt: Slice = UNSET
+    messages: Slice = UNSET
+
+
+class _Sampling(msgspec.Struct, gc=False):
+    max_new_tokens: Slice = UNSET
+    max_tokens: Slice = UNSET
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    attempted_models: Slice = UNSET
+
+
+class _StreamOptions(msgspec.Struct, gc=False):
+    include_usage: Slice = UNSET
+
+
+decode = msgspec.json.Decoder(Body).decode
+decode_other = msgspec.json.Decoder(OtherBody).decode
+_decode_sampling = msgspec.json.Decoder(_Sampling).decode
+_decode_metadata = msgspec.json.Decoder(_Metadata).decode
+_decode_stream_options = msgspec.json.Decoder(_StreamOptions).decode
+_decode_value = msgspec.json.Decoder().decode
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+def attempted(metadata: msgspec.Raw) -> tuple[str, ...]:
+    """`metadata.attempted_models`, a list of names or one string with commas; anything else counts as none."""
+    try:
+        raw = _decode_metadata(metadata).attempted_models
+        value = _decode_value(raw) if raw is not UNSET and len(memoryview(raw)) <= _MOST_SHORT_BYTES else None
+    except UNREADABLE:
+        return ()
+    if isinstance(value, str):
+        return split_models(value)
+    if isinstance(value, list):
+        return tuple([name[:MOST_NAME_CHARACTERS] for name in value[:MOST_ATTEMPTED] if isinstance(name, str)])
+    return ()
+
+
+def split_models(value: str) -> tuple[str, ...]:
+    """Model names of a comma-separated list; empty ones are dropped, repeated ones kept, and all cut and capped."""
+    names = [name.strip()[:MOST_NAME_CHARACTERS] for name in value.split(",", MOST_ATTEMPTED) if name.strip()]
+    return tuple(names[:MOST_ATTEMPTED])
+
+
+def output_limit(read: Body) -> int | None:
+    for value in (read.max_completion_tokens, read.max_output_tokens, read.max_tokens):
+        if value is not UNSET and (limit := _limit(value)):
+            return limit
+    if read.sampling_params is UNSET:
+        return None
+    try:
+        sampling = _decode_sampling(read.sampling_params)
+    except UNREADABLE:
+        return None
+    for value in (sampling.max_new_tokens, sampling.max_tokens):
+        if value is not UNSET and (limit := _limit(value)):
+            return limit
+    return None
+
+
+def _limit(value: msgspec.Raw) -> int | None:
+    """A whole number above 0, of at most nine digits: no number of a client's is converted whatever its length."""
+    digits = bytes(value)
+    return int(digits) or None if len(digits) <= _MOST_LIMIT_DIGITS and digits.isdigit() else None
+
+
+def wants_usage(options: msgspec.Raw) -> bool:
+    try:
+        wanted = _decode_stream_options(options).include_usage
+    except UNREADABLE:
+        return False
+    return wanted is not UNSET and bytes(wanted) == b"true"
+
+
+def text_of(value: Slice) -> str | None:
+    """A JSON string; None for any other value."""
+    if value is UNSET or memoryview(value)[0] != _QUOTE:
+        return None
+    try:
+        return _decode_text(value)
+    except UNREADABLE:
+        return None

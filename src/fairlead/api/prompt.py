@@ -1,0 +1,182 @@
+"""What a request body asks for: one JSON parse, for every API that the pool's engines speak.
+
+The parse keeps long texts as undecoded slices of the body (`msgspec.Raw`): routing needs their bytes and length, never
+their characters. Checks that an engine makes itself (roles, sampling parameters) are left to the engine.
+
+The work is linear in the bytes, whatever they say: a value is parsed once, and once more for each of three levels of
+content within content. A body with more messages, parts or values than a limit is refused before they become objects.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from fairlead.api.body_limits import MOST_ITEMS, MOST_NAME_CHARACTERS
+from fairlead.api.cache_keys import cache_key
+from fairlead.api.json_body import (
+    UNREADABLE,
+    UNSET,
+    Reserved,
+    attempted,
+    decode,
+    decode_other,
+    output_limit,
+    text_of,
+    wants_usage,
+)
+from fairlead.api.media import Media
+from fairlead.api.multipart import field_spans
+from fairlead.api.paths import GENERATION_PATHS, MODEL_OPTIONAL_PATHS, TOKENIZER_PATHS
+from fairlead.api.prompt_pieces import pieces_of, placed, reply_span
+from fairlead.api.reserved import RESERVED_KEYS, carries, may_carry
+from fairlead.api.spans import Span
+
+_SEPARATOR: Final = b"\x1f"
+_GATEWAY_ONLY: Final = "only the gateway may set it; leave it out"
+
+
+class Malformed(msgspec.Struct, frozen=True):
+    """A body that cannot be routed: what is wrong, and the parameter it is wrong in (OpenAI's `param`)."""
+
+    message: str
+    param: str | None = None
+
+
+class Prompt(msgspec.Struct, frozen=True, gc=False):
+    """What the body says. `text` is what the model will read, in order, as JSON-escaped UTF-8."""
+
+    model: str | None
+    text: bytes
+    user_text: bytes  # the last user message, or all of the prompt where there are no messages
+    media: int  # images and clips
+    attempted_models: tuple[str, ...]
+    max_output_tokens: int | None
+    reserved: tuple[str, ...] = ()  # keys at the top level that no engine may see from a client
+    streams: bool = False
+    with_usage: bool = False  # as the last event of a stream
+    model_span: Span | None = None  # in a form; in JSON it is looked for only where it must change
+    generates: bool = True  # a path that fills an engine's cache
+    cache_key: bytes = b""  # requests that differ in it share no cached prefix, whatever their text
+    placed: tuple[Media, ...] = ()  # the first of the images and clips
+    has_tools: bool = False
+    reply: Span | None = None  # in the text: the end of all that the last assistant's message answers, and its own end
+
+
+TOO_MANY: Final = Malformed(
+    f"The body has too many messages, content parts or nested values; send at most {MOST_ITEMS} objects and lists"
+)
+_LONG_NAME: Final = Malformed(f"The model's name is longer than {MOST_NAME_CHARACTERS} characters", "model")
+_OPAQUE: Final = Prompt(None, b"", b"", 0, (), None, generates=False)
+
+
+def parse(body: bytes, path: str, content_type: bytes = b"", most_items: int = MOST_ITEMS) -> Prompt | Malformed:
+    """Read a request body that was sent to `path` (see `api.paths.plain_path`).
+
+    TOO_MANY, the object, is the answer to more than `most_items` messages or parts, before any work is done on each.
+    """
+    if path not in GENERATION_PATHS:
+        if content_type[:20].lower().startswith(b"multipart/form-data"):
+            return _parse_form(body, content_type)
+        return _parse_other(body, path, content_type)
+    try:
+        read = decode(body)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        return Malformed(f"{what} at {where.strip('.`') or 'the top level'}", where.strip(".`") or None)
+    except UNREADABLE as error:
+        return _no_json(error)
+    if not read.model and path not in MODEL_OPTIONAL_PATHS:
+        return Malformed(
+            "The body names no model; set model to a served model or a route (see GET /v1/models)", "model"
+        )
+    if read.model is not None and len(read.model) > MOST_NAME_CHARACTERS:
+        return _LONG_NAME
+    if read.messages is not None and len(read.messages) > most_items:
+        return TOO_MANY
+    reserved = _reserved(read)
+    if isinstance(reserved, Malformed):
+        return reserved
+    try:
+        found = pieces_of(read, most_items)
+    except UNREADABLE as error:  # in what was only passed over before
+        return _no_json(error)
+    if found is None:
+        return TOO_MANY
+    pieces, user_text, media, reply = found
+    text = _SEPARATOR.join(pieces)
+    return Prompt(
+        read.model,
+        text,
+        text if user_text is None else bytes(user_text),
+        len(media),
+        () if read.metadata is UNSET else attempted(read.metadata),
+        output_limit(read),
+        reserved,
+        read.stream is not UNSET and bytes(read.stream) == b"true",
+        read.stream_options is not UNSET and wants_usage(read.stream_options),
+        cache_key=cache_key(read),
+        placed=placed(media, pieces) if media else (),
+        has_tools=read.tools is not UNSET,
+        reply=reply and reply_span(pieces, *reply, len(text)),
+    )
+
+
+def _parse_other(body: bytes, path: str, content_type: bytes) -> Prompt | Malformed:
+    """A body that is JSON where it says so; else it passes as it is, if it carries nothing that it may not."""
+    try:
+        read = decode_other(body)
+    except msgspec.ValidationError:  # JSON, and no object
+        return _OPAQUE
+    except UNREADABLE as error:
+        if not body or not (b"json" in content_type.lower() or may_carry(body)):
+            return _OPAQUE
+        return _no_json(error)
+    reserved = _reserved(read)
+    if isinstance(reserved, Malformed):
+        return reserved
+    model, text = text_of(read.model), b""
+    if model is not None and len(model) > MOST_NAME_CHARACTERS:
+        return _LONG_NAME
+    if path not in TOKENIZER_PATHS:
+        parts = (read.query, read.documents, read.text_1, read.text_2, read.messages, read.prompt, read.input)
+        text = _SEPARATOR.join([part for part in parts if part is not UNSET])
+    return Prompt(model, text, text, 0, (), None, reserved, generates=False)
+
+
+def _parse_form(body: bytes, content_type: bytes) -> Prompt | Malformed:
+    fields = field_spans(body, content_type)
+    if fields is None:
+        return Malformed("The body is not a multipart form that can be read; send at most 64 fields", None)
+    model, span = None, None
+    for name, (start, end) in fields:
+        if name in RESERVED_KEYS:
+            return Malformed(f"The form has the field {name}; {_GATEWAY_ONLY}", name)
+        if name == "model":
+            if span is not None:
+                return Malformed("The form has the field model twice; write it once", "model")
+            span = start, end
+            model = body[start : min(end, start + 4 * MOST_NAME_CHARACTERS)].decode(errors="replace")
+    return Prompt(model or None, b"", b"", 0, (), None, model_span=span, generates=False)
+
+
+def _no_json(error: Exception) -> Malformed:
+    if isinstance(error, RecursionError):
+        return Malformed("The body is nested too deep to be read; send JSON of fewer levels")
+    return Malformed(f"The body is not valid JSON: {error}")
+
+
+def _reserved(read: Reserved) -> tuple[str, ...] | Malformed:
+    """Names of the reserved keys at the top level; Malformed where one stands a level lower, as vLLM takes them too."""
+    if (
+        read.kv_transfer_params is read.ec_transfer_params is read.bootstrap_host is read.bootstrap_port
+        is read.bootstrap_room is read.bootstrap_pair_key is read.decode_tp_size is read.disagg_prefill_dp_rank
+        is read.sampling_params is read.vllm_xargs is UNSET
+    ):  # fmt: skip
+        return ()
+    for key, value in (("sampling_params", read.sampling_params), ("vllm_xargs", read.vllm_xargs)):
+        if value is not UNSET and carries(bytes(value)):
+            return Malformed(f"{key} has a parameter for moving KV; {_GATEWAY_ONLY}", key)
+    names = Reserved.__struct_fields__
+    return tuple([name for name in names if name in RESERVED_KEYS and getattr(read, name) is not UNSET])

@@ -1,0 +1,81 @@
+"""Errors that Fairlead makes itself, in OpenAI's envelope. An engine's own errors never pass through here."""
+
+from __future__ import annotations
+
+import msgspec
+
+_SHOWN_CHARACTERS = 200  # of a name that a client chose
+
+
+class HttpAnswer(msgspec.Struct, frozen=True):
+    """A whole HTTP response that Fairlead gives instead of an engine."""
+
+    status: int
+    body: bytes
+    details: str  # for Envoy's access log
+    retry_after_s: int | None = None
+    dropped: bytes = b""  # why, in the words of the Gateway API's pickers
+
+
+def _error(
+    status: int, code: str, message: str, *, param: str | None = None, kind: str = "", retry_after_s: int | None = None
+) -> HttpAnswer:
+    error = {"message": message, "type": kind or "invalid_request_error", "param": param, "code": code}
+    return HttpAnswer(status, msgspec.json.encode({"error": error}), f"fairlead_{code}", retry_after_s)
+
+
+def malformed(message: str, param: str | None) -> HttpAnswer:
+    return _error(400, "invalid_request", message, param=param)
+
+
+def unknown_model(name: str) -> HttpAnswer:
+    shown = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..."
+    message = f"The model {shown!r} is neither served by this pool nor a route; GET /v1/models lists both"
+    return _error(404, "model_not_found", message, param="model")
+
+
+def too_large(limit_bytes: int) -> HttpAnswer:
+    return _error(413, "request_too_large", f"The body is larger than {limit_bytes} bytes, the limit of this gateway")
+
+
+def too_many_bodies() -> HttpAnswer:
+    message = "This gateway holds as many request bodies as it may; try again shortly"
+    return _error(503, "too_many_bodies", message, kind="service_unavailable_error", retry_after_s=1)
+
+
+def unreadable() -> HttpAnswer:
+    message = "The body could not be read, and must not pass unread; try again shortly"
+    return _error(503, "body_unread", message, kind="service_unavailable_error", retry_after_s=1)
+
+
+def no_endpoint() -> HttpAnswer:
+    message = "No healthy endpoint can take this request now; try again shortly"
+    answer = _error(503, "no_endpoint", message, kind="service_unavailable_error", retry_after_s=1)
+    return msgspec.structs.replace(answer, dropped=b"rejected-no-endpoints")
+
+
+def saturated(retry_after_s: int, dropped: bytes = b"rejected-saturated") -> HttpAnswer:
+    """It could not begin in time, or may not wait."""
+    message = f"The engines are busy and the queue for them is full; try again in {retry_after_s} s"
+    if dropped == b"rejected-ttl-expired":
+        message = f"The engines are busy and the request's time in the queue is over; try again in {retry_after_s} s"
+    answer = _error(429, "overloaded", message, kind="rate_limit_error", retry_after_s=retry_after_s)
+    return msgspec.structs.replace(answer, dropped=dropped)
+
+
+def too_late(retry_after_s: int) -> HttpAnswer:
+    """No endpoint should answer it as fast as it must be."""
+    message = f"The engines are too busy to answer within the request's objective; try again in {retry_after_s} s"
+    answer = _error(429, "overloaded", message, kind="rate_limit_error", retry_after_s=retry_after_s)
+    return msgspec.structs.replace(answer, dropped=b"rejected-saturated")
+
+
+def shutting_down() -> HttpAnswer:
+    message = "This gateway is shutting down; try again shortly"
+    answer = _error(503, "shutting_down", message, kind="service_unavailable_error", retry_after_s=1)
+    return msgspec.structs.replace(answer, dropped=b"rejected-shutting-down")
+
+
+def json_answer(document: object) -> HttpAnswer:
+    """A 200 with `document` as JSON."""
+    return HttpAnswer(200, msgspec.json.encode(document), "fairlead_answer")

@@ -1,0 +1,47 @@
+"""Parameters by which a router moves KV between engines: a client that sent them could read or poison another's cache.
+
+Sources: `kv_transfer_params` and `ec_transfer_params` of vLLM's requests, `bootstrap_*` and its neighbours of SGLang's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+RESERVED_KEYS: Final = frozenset(
+    {
+        "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+        "bootstrap_pair_key", "decode_tp_size", "disagg_prefill_dp_rank",
+    }
+)  # fmt: skip
+
+_WRITTEN: Final = re.compile(rb"transfer_params|bootstrap_|decode_tp_size|disagg_prefill_dp_rank|\\u00")
+_MOST_READ_BYTES: Final = 1 << 16
+_UTF_16_OR_32: Final = re.compile(rb"\A[^\x00]{0,3}\x00")
+_decode = msgspec.json.Decoder().decode
+
+
+def may_carry(body: bytes) -> bool:
+    """Whether a body that was not read could name a reserved parameter, in any escape or encoding that engines take."""
+    return _WRITTEN.search(body) is not None or _UTF_16_OR_32.match(body) is not None
+
+
+def carries(value: bytes) -> bool:
+    """Whether a JSON object, or an object in it, has a reserved key. True where it is too long to tell."""
+    if not may_carry(value):
+        return False
+    if len(value) > _MOST_READ_BYTES:
+        return True
+    try:
+        return _names_reserved(_decode(value))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return True
+
+
+def _names_reserved(document: Any) -> bool:
+    if not isinstance(document, dict):
+        return False
+    inner = (value for value in document.values() if isinstance(value, dict))
+    return not RESERVED_KEYS.isdisjoint(document) or any(not RESERVED_KEYS.isdisjoint(value) for value in inner)

@@ -1,0 +1,181 @@
+"""Mistakes that only several sections together show. All of them are reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final
+
+from fairlead.addresses import are_one, reaches
+from fairlead.config.errors import InvalidAtError, dotted
+from fairlead.config.routes import ANY_ROUTE
+from fairlead.policies import build_policy
+from fairlead.tuning.weights import BOXES
+
+if TYPE_CHECKING:
+    from fairlead.config.document import Config
+
+_Check = Callable[["Config"], Iterator[InvalidAtError]]
+
+
+def disagreements(config: Config) -> Iterator[InvalidAtError]:
+    for check in _CHECKS:
+        yield from check(config)
+
+
+def _there_are_endpoints(config: Config) -> Iterator[InvalidAtError]:
+    if not config.pool.endpoints and not config.discovery.is_used:
+        message = "needs 1 or more entries; list the engines here, or say under discovery where they are found"
+        yield InvalidAtError(("pool", "endpoints"), message)
+
+
+def _envoy_can_know_the_endpoints(config: Config) -> Iterator[InvalidAtError]:
+    if config.discovery.is_used and config.gateway.endpoints == "static":
+        message = "a static list knows nothing of endpoints that are discovered; write eds, or remove discovery"
+        yield InvalidAtError(("gateway", "endpoints"), message)
+
+
+def _each_listens_at_a_port_of_its_own(config: Config) -> Iterator[InvalidAtError]:
+    listeners = {
+        ("listen", "grpc"): config.listen.grpc,
+        ("listen", "admin"): config.listen.admin,
+        ("gateway", "listen"): config.gateway.listen,
+    }
+    listeners = {path: address for path, address in listeners.items() if not address.startswith("unix:")}
+    written = sorted(listeners, key=lambda path: path[1] in getattr(config, path[0]).model_fields_set)
+    for index, path in enumerate(written):  # a conflict with a default is reported at the key that was written
+        for earlier in written[:index]:
+            if are_one(listeners[path], listeners[earlier]):
+                message = f'"{listeners[path]}" and {dotted(earlier)} "{listeners[earlier]}" are one port'
+                yield InvalidAtError(path, f"{message}; choose another for one of them")
+    for index, endpoint in enumerate(config.pool.endpoints):
+        for path, listener in listeners.items():
+            if reaches(endpoint.address, listener):
+                message = f'"{endpoint.address}" is {dotted(path)}, not an engine; write the address of the engine'
+                yield InvalidAtError(("pool", "endpoints", index, "address"), message)
+
+
+def _constants_are_of_served_models(config: Config) -> Iterator[InvalidAtError]:
+    if config.discovery.is_used:  # what its engines will serve is not known yet, here and below
+        return
+    for name in config.pool.models:
+        if name not in config.pool.served_models():
+            yield InvalidAtError(("pool", "models", name), _not_served(name, config))
+
+
+def _routes_lead_to_served_models(config: Config) -> Iterator[InvalidAtError]:
+    served = config.pool.served_models()
+    known_in_advance, splits = not config.discovery.is_used, config.splits()
+    for route, models in config.models_of_routes().items():
+        if route in served:
+            message = f'"{route}" is also a served model; give the route another name'
+            yield InvalidAtError(("routes", route), message)
+        if not models:
+            message = "the route has no model; list at least one served model"
+            yield InvalidAtError(("routes", route), message)
+        listed = ("cascade",) if route in config.cascades() else ()
+        for index, model in enumerate(models):
+            if model not in served and known_in_advance:
+                place = ("split", model) if route in splits else (*listed, index)
+                yield InvalidAtError(("routes", route, *place), _not_served(model, config))
+
+
+def _a_route_knows_the_capability_of_all_its_models_or_of_none(config: Config) -> Iterator[InvalidAtError]:
+    """A model without a file counts as always right: next to a measured one it would win every request."""
+    for route, models in config.models_of_routes().items():
+        if route in config.cascades() or route in config.splits():  # nothing compares their models
+            continue
+        known = [model for model in models if config.model(model).capability is not None]
+        unknown = [model for model in models if model not in known]
+        if known and unknown:
+            yield InvalidAtError(
+                ("routes", route),
+                f"{', '.join(known)} {_has(known)} a capability and {', '.join(unknown)} {_has(unknown)} none, which "
+                "counts as always right; add pool.models.<model>.capability to all of them or to none",
+            )
+
+
+def _tasks_are_known(config: Config) -> Iterator[InvalidAtError]:
+    for model, constants in config.pool.models.items():
+        if constants.tasks and constants.capability is None:
+            message = "needs pool.models.<model>.capability too, for requests of no task or of another one"
+            yield InvalidAtError(("pool", "models", model, "tasks"), message)
+    known = config.tasks_known()
+    named: list[tuple[tuple[str, ...], str]] = []
+    named += [(("tasks", "routes", route), task) for route, task in config.tasks.routes.items()]
+    if config.tasks.with_tools is not None:
+        named.append((("tasks", "with_tools"), config.tasks.with_tools))
+    for place, task in named:
+        if task not in known:
+            message = f'no model has a capability file for "{task}"; add it to pool.models.<model>.tasks'
+            yield InvalidAtError(place, message)
+    names = {*config.routes, *config.pool.served_models()}
+    for route in config.tasks.routes:
+        if route not in names:
+            message = f'"{route}" is no route and no served model; write one of: {", ".join(sorted(names))}'
+            yield InvalidAtError(("tasks", "routes", route), message)
+
+
+def _reuse_is_of_routes(config: Config) -> Iterator[InvalidAtError]:
+    if config.discovery.is_used:
+        return
+    known = {ANY_ROUTE, *config.routes, *config.pool.served_models()}
+    for name in config.reuse:
+        if name not in known:
+            message = f'"{name}" is no route and no served model; write one of: {", ".join(sorted(known))}'
+            yield InvalidAtError(("reuse", name), message)
+
+
+def _priorities_are_of_routes(config: Config) -> Iterator[InvalidAtError]:
+    if config.admission is None:
+        return
+    known = {*config.routes, *config.pool.served_models()}
+    for name in config.admission.routes:
+        if name not in known:
+            message = f'"{name}" is no route and no served model; write one of: {", ".join(sorted(known))}'
+            yield InvalidAtError(("admission", "routes", name), message)
+    known.add(ANY_ROUTE)
+    for name in config.admission.slo:
+        if name not in known and not config.discovery.is_used:
+            message = f'"{name}" is no route and no served model; write one of: {", ".join(sorted(known))}'
+            yield InvalidAtError(("admission", "slo", name), message)
+
+
+def _the_tuned_policy_has_weights(config: Config) -> Iterator[InvalidAtError]:
+    if config.tuner.mode == "off":
+        return
+    box = BOXES.get(config.policy.name)
+    if box is None:
+        message = f'policy "{config.policy.name}" has no weights to tune; tunable are: {", ".join(BOXES)}'
+        yield InvalidAtError(("tuner", "mode"), message)
+        return
+    policy = build_policy(config.policy.name, config.policy.parameters())
+    for name, (low, high) in box.items():
+        if not low <= getattr(policy, name) <= high:
+            message = f"{name} is outside {low:g} to {high:g}, the bounds of the tuner; change it or tuner.mode"
+            yield InvalidAtError(("policy", name), message)
+
+
+def _not_served(model: str, config: Config) -> str:
+    served = sorted(config.pool.served_models())
+    near = get_close_matches(model, served, n=1)
+    hint = f'did you mean "{near[0]}"? Served are' if near else "served are"
+    return f'no endpoint serves "{model}"; {hint}: {", ".join(served)}'
+
+
+def _has(models: list[str]) -> str:
+    return "has" if len(models) == 1 else "have"
+
+
+_CHECKS: Final[tuple[_Check, ...]] = (
+    _there_are_endpoints,
+    _envoy_can_know_the_endpoints,
+    _each_listens_at_a_port_of_its_own,
+    _constants_are_of_served_models,
+    _routes_lead_to_served_models,
+    _a_route_knows_the_capability_of_all_its_models_or_of_none,
+    _tasks_are_known,
+    _reuse_is_of_routes,
+    _priorities_are_of_routes,
+    _the_tuned_policy_has_weights,
+)

@@ -1,0 +1,73 @@
+"""The `gateway` section: the Envoy in front."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
+
+from fairlead.addresses import Address, GrpcAddress, HeaderName
+from fairlead.config.errors import InvalidAtError
+from fairlead.section import Section
+
+_OF_ONE_REQUEST = re.compile(
+    r"host|content-.*|transfer-encoding|connection|keep-alive|upgrade|te|trailer|expect|accept-encoding|x-fairlead-.*"
+    r"|x-envoy-.*|x-gateway-destination-.*|x-request-id",
+    re.IGNORECASE,
+)
+
+
+def _passed_header(name: str) -> str:
+    """Raises ValueError for a header that belongs to one request or one connection."""
+    if _OF_ONE_REQUEST.fullmatch(name):
+        raise ValueError(f'"{name}" belongs to one request, not to its client; remove it')
+    return name
+
+
+PassedHeaders = Annotated[tuple[Annotated[HeaderName, AfterValidator(_passed_header)], ...], Field(strict=False)]
+
+
+def _open_path(value: str) -> str:
+    """Raises ValueError if it cannot be a request path, or has `*` anywhere but as its last part."""
+    plain = value.removesuffix("/*")
+    if not re.fullmatch(r"(/[^\s?#*]*)?", plain) or value in ("", "/") or "//" in value:
+        raise ValueError(f'"{value}" is no path; write one as /v1/files, or /v1/files/* for all below it')
+    return value
+
+
+OpenPath = Annotated[str, AfterValidator(_open_path)]
+
+
+class Gateway(Section):
+    """The Envoy in front, as `fairlead envoy` writes it. Behind a gateway of your own only `fallbacks` counts."""
+
+    listen: Address = "127.0.0.1:8080"
+    fallbacks: Annotated[int, Field(ge=0, le=8)] = 2  # 0 behind ORIGINAL_DST gateways: they take one address only
+    max_body_bytes: PositiveInt = 32 * 1024 * 1024
+    processor_timeout_ms: PositiveInt = 1000  # after this Envoy goes on without the sidecar
+    # The sidecars, in order of preference: Envoy asks the first healthy one. Empty: the one at listen.grpc.
+    processors: Annotated[tuple[GrpcAddress, ...], Field(strict=False)] = ()
+    paths: Annotated[
+        tuple[OpenPath, ...], Field(strict=False)
+    ] = ()  # open in addition to the inference APIs, models and health
+    trust_clients: bool = (
+        False  # with parameters that steer KV transfer between engines (kv_transfer_params and the like)
+    )
+    test_endpoint_selection: bool = False  # any client may name endpoints: for the Gateway API's conformance suite only
+    # Of a client's request, for those that a cascade makes: besides authorization, tracing, sessions and the tenant.
+    inner_headers: PassedHeaders = ("x-api-key", "api-key")
+    # How Envoy knows the engines: from the sidecar, as they come and go, or as a list in its bootstrap.
+    endpoints: Literal["eds", "static"] = "eds"
+    # The `model` of an answer: the engine's, or as the client asked; Envoy then shows us each part of a stream.
+    answer_model: Literal["engine", "asked"] = "engine"
+    show_endpoint: bool = True  # answers carry x-fairlead-endpoint, an address inside the network
+
+    @model_validator(mode="after")
+    def _each_processor_once(self) -> Self:
+        for index, address in enumerate(self.processors):
+            first = self.processors.index(address)
+            if first != index:
+                message = f'"{address}" is already processors[{first}]; remove one of them'
+                raise InvalidAtError(("processors", index), message)
+        return self

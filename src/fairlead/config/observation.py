@@ -1,0 +1,49 @@
+"""The sections on what is watched and written down: `observe`, `decisions` and `tracing`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, PositiveInt
+
+from fairlead.section import Section
+
+_Interval = Annotated[int, Field(ge=10)]  # milliseconds
+
+
+class Observe(Section):
+    """How the sidecar watches its engines, off the request path. Intervals are jittered by a fifth."""
+
+    interval_ms: _Interval = 250  # between reads of /metrics; and of /health while an engine's health is in doubt
+    health_interval_ms: _Interval = 1000
+    rtt_interval_ms: _Interval = 5000  # between measurements of the round trip
+    rtt_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3  # weight of the newest round trip in the smoothed one
+    timeout_ms: PositiveInt = 2000  # for each of these requests
+    failures_to_eject: PositiveInt = 3  # in a row: refused, no answer in time, or a 5xx
+    answers_per_second: Annotated[float, Field(ge=0)] = 20.0  # observed in full, to learn constants; 0: none
+    messages_per_second: Annotated[float, Field(ge=0)] = 500.0  # that these may have: each part of a stream is one
+    state: Annotated[str, Field(min_length=1)] | None = None  # a file that keeps what was learned over restarts
+    stale_ms: PositiveInt = 3000  # after this, numbers that could not be read or do not move are not believed
+
+
+class Decisions(Section):
+    """Decisions and how they ended, as Parquet files without prompt text; see docs/decision-log.md."""
+
+    path: Annotated[str, Field(min_length=1)]  # a folder, relative to the configuration
+    sample: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of sessions
+    rotate_mb: PositiveInt = 1024  # limit for all files together; the oldest are removed
+
+
+def _collector(value: str) -> str:
+    """Raises ValueError if spans cannot be sent there."""
+    if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", value):
+        raise ValueError(f'"{value}" is no collector; write its URL for OTLP over HTTP, as http://collector:4318')
+    return value
+
+
+class Tracing(Section):
+    """Requests as OpenTelemetry spans, sent to a collector; see docs/operate.md."""
+
+    endpoint: Annotated[str, AfterValidator(_collector)]  # OTLP over HTTP; /v1/traces is added
+    sample: Annotated[float, Field(ge=0, le=1)] = 0.01  # of requests without a trace; others are as their trace says

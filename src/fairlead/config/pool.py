@@ -1,0 +1,91 @@
+"""The `pool` section: the engines that are known in advance, and the constants of their models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, PositiveInt, WithJsonSchema, model_validator
+
+from fairlead import dialects
+from fairlead.addresses import Address, ZmqAddress
+from fairlead.config.errors import InvalidAtError
+from fairlead.config.values import TaskName
+from fairlead.section import Section
+
+
+class KvEvents(Section):
+    """Where an engine publishes its KV events: the prefix index then evicts as the engine does."""
+
+    events: ZmqAddress
+    replay: ZmqAddress | None = None  # address for replaying missed events
+    topic: str = ""
+
+
+class KvTransfer(Section):
+    """How an engine's KV reaches another: by a connector of vLLM, or by a store that the engines share."""
+
+    connector: dialects.KvConnector
+    bootstrap: Address | None = None  # of Mooncake's bootstrap server, as the other engines reach it
+
+    @model_validator(mode="after")
+    def _mooncake_has_a_bootstrap_server(self) -> Self:
+        if self.connector == "mooncake" and self.bootstrap is None:
+            message = "is required with mooncake: host and VLLM_MOONCAKE_BOOTSTRAP_PORT of the engine"
+            raise InvalidAtError(("bootstrap",), message)
+        return self
+
+
+def _engine(name: str) -> str:
+    return dialects.dialect_called(name).name
+
+
+Engine = Annotated[str, AfterValidator(_engine), WithJsonSchema({"type": "string", "enum": list(dialects.DIALECTS)})]
+
+
+class EndpointConfig(Section):
+    address: Address
+    model: Annotated[str, Field(min_length=1)]
+    engine: Engine = dialects.DEFAULT
+    region: str = ""
+    kv_events: KvEvents | None = None
+    kv_transfer: KvTransfer | None = None
+
+    @model_validator(mode="after")
+    def _the_engine_has_the_connector(self) -> Self:
+        dialect = dialects.dialect_called(self.engine)
+        if self.kv_transfer is not None and self.kv_transfer.connector not in dialect.kv_connectors:
+            known = ", ".join(sorted(dialect.kv_connectors)) or "no kv_transfer"
+            message = f'{dialect.title} servers do not pass KV on by "{self.kv_transfer.connector}"; write {known}'
+            raise InvalidAtError(("kv_transfer", "connector"), message)
+        return self
+
+
+class ModelConfig(Section):
+    """Constants of a model; the milliseconds are initial values, for one endpoint without other load."""
+
+    capability: str | None = None  # a file that `fairlead fit` wrote, relative to the configuration
+    tasks: dict[TaskName, str] = Field(default_factory=dict)  # further such files, for requests of one task
+    prefill_ms_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    decode_ms_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
+    max_model_len: PositiveInt | None = None  # prompts estimated longer are not sent to this model
+    kv_bytes_per_token: PositiveInt | None = None  # in the KV cache, over all layers and GPUs: for the metrics of moves
+
+
+class Pool(Section):
+    """The engines that are known in advance; others may be discovered."""
+
+    endpoints: Annotated[tuple[EndpointConfig, ...], Field(strict=False)] = ()
+    models: dict[str, ModelConfig] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _each_endpoint_once(self) -> Self:
+        seen: dict[str, int] = {}
+        for index, endpoint in enumerate(self.endpoints):
+            first = seen.setdefault(endpoint.address, index)
+            if first != index:
+                message = f'"{endpoint.address}" is already endpoints[{first}]; remove one of them'
+                raise InvalidAtError(("endpoints", index, "address"), message)
+        return self
+
+    def served_models(self) -> set[str]:
+        return {endpoint.model for endpoint in self.endpoints}

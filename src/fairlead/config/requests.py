@@ -1,0 +1,53 @@
+"""The sections on what requests share: `sessions`, `prefixes`, `tenants` and `tasks`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, PlainSerializer
+
+from fairlead.addresses import HeaderName, Store, without_password
+from fairlead.api.headers import SESSION_ID
+from fairlead.config.values import TaskName
+from fairlead.section import Section
+
+_HeaderNames = Annotated[tuple[HeaderName, ...], Field(strict=False)]
+
+
+class Sessions(Section):
+    """The first of `headers` that a request carries names its session.
+
+    With a Redis store, the sidecars that share it agree on session bindings and see each other's load.
+    """
+
+    store: Annotated[Store, PlainSerializer(without_password), Field(repr=False)] = "memory"
+    ttl: Annotated[int, Field(ge=1, le=30 * 86400)] = 3600  # seconds without a request
+    max_entries: Annotated[int, Field(ge=1, le=20_000_000)] = 1_000_000  # about 220 bytes each
+    headers: _HeaderNames = (SESSION_ID.decode(), "x-claude-code-session-id", "session-id")
+
+
+class Prefixes(Section):
+    """The router's own index of what is cached where."""
+
+    max_bytes: Annotated[int, Field(ge=1 << 20)] = 256 * 1024 * 1024
+    ttl: Annotated[float, Field(gt=0)] = 1200.0  # seconds without a request; engines evict sooner when they are full
+
+
+class Tenants(Section):
+    """With a header, each of its values has separate prefixes and sessions: timing reveals nothing about others.
+
+    The bootstrap removes the header from clients' requests, unless something before Envoy sets it and so vouches for
+    it.
+    """
+
+    header: HeaderName | None = None
+    vouched_by: Annotated[str, Field(min_length=1)] | None = (
+        None  # who sets the header: documents it, and tells the bootstrap
+    )
+
+
+class Tasks(Section):
+    """Which task a request is of, unless its header `x-fairlead-task` names one."""
+
+    routes: dict[str, TaskName] = Field(default_factory=dict)  # by route or model
+    with_tools: TaskName | None = None  # of requests that bring tools

@@ -1,0 +1,187 @@
+"""What an answer takes at an engine, as a linear function of the work that it meant, fitted to samples of it.
+
+    ms = fixed_ms * requests + prefill_ms * (own + others' prompt tokens) + alone_ms * (steps + slowdown * concurrent)
+
+One function holds for every part of an answer that can be timed: up to its first token, from there to its end, all of
+it where it comes in one piece, and what an engine's own histograms add up to. So each teaches what it can of the same
+four constants. What others did meanwhile is known by estimate, and at an engine that is full most of a wait is not
+explained by it at all: the less of a sample is its own work, the less it counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import mul
+from statistics import median
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from fairlead.core.decode_time import USUAL_SLOWDOWN
+from fairlead.statistics import solve, weighted_quantile
+
+LEAST_PREFILL_TOKENS: Final = 256  # a shorter prompt shows fixed costs, not the cost of a token
+_PASSES: Final = 5
+_OUTLIER: Final = 3.0  # times the usual residual; larger ones pull no harder
+_OF_MEDIAN: Final = 1.4826  # standard deviation of normal residuals over the median of their absolute values
+_LEAST_SPREAD: Final = 0.02  # of residuals, relative
+_SLOWDOWN_BELIEVED: Final = 3.0  # samples: weight of the usual slowdown, for loads too alike to show it
+_FIXED_DOUBTED: Final = 10.0  # samples: that a request's fixed cost is small next to its tokens' cost
+_BELIEVED: Final = 0.01  # samples: weight of the values that are in force beforehand
+
+_Amount = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One timed part of an answer, and the work done in it. An array in the state file: keep the fields' order."""
+
+    took_ms: Annotated[float, Meta(gt=0, le=1e12)]
+    requests: _Amount  # that began: 1 where the part holds what each request costs once
+    own_tokens: _Amount  # of its prompt, computed and not cached
+    other_tokens: _Amount  # of others' prompts that it waited for, as far as is known
+    steps: _Amount  # of decoding
+    concurrent: _Amount  # the sum over those steps of the other requests that decoded
+    unsure_tokens: _Amount  # that may have been computed meanwhile: taken to be cached, or another's prompt under way
+    trust: Annotated[float, Meta(ge=0, le=1)]  # in the numbers above; 1: the engine reported them
+    ended_s: float  # of the router's clock
+
+
+class Line(NamedTuple):
+    """The constants. Milliseconds."""
+
+    fixed_ms: float
+    prefill_ms: float
+    alone_ms: float
+    slowdown: float  # of a step alone, by each other request; 0 to 1: at most, requests take turns
+
+    def ms(self, work: Work) -> float:
+        return self.sure_ms(work) + self.prefill_ms * work.other_tokens
+
+    def sure_ms(self, work: Work) -> float:
+        """Without what others' prompts took."""
+        return (
+            self.fixed_ms * work.requests
+            + self.prefill_ms * work.own_tokens
+            + self.alone_ms * (work.steps + self.slowdown * work.concurrent)
+        )
+
+
+class Fit(NamedTuple):
+    """A line, and the relative error of two of its constants; infinite where the samples do not determine one."""
+
+    line: Line
+    prefill_error: float
+    decode_error: float
+
+
+def weight(work: Work, line: Line) -> float:
+    """The weight of a sample; 1.0 is one that the engine reported in full, while it had no other work."""
+    total_ms = line.ms(work) + line.prefill_ms * work.unsure_tokens
+    if total_ms <= 0:
+        return 0.0
+    own_share = line.sure_ms(work) / total_ms
+    return work.trust * own_share * own_share
+
+
+def fit(samples: Sequence[Work], recency: Sequence[float], before: Line) -> Fit:
+    """The line with the least relative errors, robust to outliers; `before` is believed as little as 1 % of a sample.
+
+    `recency` holds a factor for each sample's weight. Needs one sample.
+    """
+    columns = (
+        [each.requests for each in samples],
+        [each.own_tokens + each.other_tokens for each in samples],
+        [each.steps for each in samples],
+        [each.concurrent for each in samples],
+    )
+    took_ms = [each.took_ms for each in samples]
+    typical_ms = median(took_ms)
+    # Nothing to compare with yet: errors are relative to what a sample took, so that an absurd one weighs nothing.
+    scale_ms = [max(ms, 0.1 * typical_ms) for ms in took_ms]
+    weights = [each.trust * r for each, r in zip(samples, recency, strict=True)]
+    line = _solved(columns, took_ms, weights, scale_ms, _on_average(before, samples))
+    spread = 0.0
+    for _ in range(_PASSES):
+        scale_ms = [max(line.ms(each), 1e-9) for each in samples]
+        missed = [math.log(took / ms) for took, ms in zip(took_ms, scale_ms, strict=True)]
+        weights = [r * weight(each, line) for each, r in zip(samples, recency, strict=True)]
+        spread = max(_LEAST_SPREAD, _OF_MEDIAN * weighted_quantile([abs(miss) for miss in missed], weights, 0.5))
+        weights = [w / (1 + (miss / spread) ** 2) for w, miss in zip(weights, missed, strict=True)]
+        most = _OUTLIER * spread
+        bounded_ms = [ms * math.exp(min(max(miss, -most), most)) for ms, miss in zip(scale_ms, missed, strict=True)]
+        line = _solved(columns, bounded_ms, weights, scale_ms, line)
+    prefill, decode = _information(columns, weights, scale_ms, line)
+    long = any(each.own_tokens >= LEAST_PREFILL_TOKENS for each in samples)
+    return Fit(line, _error(spread, prefill) if long else math.inf, _error(spread, decode))
+
+
+def _error(spread: float, information: float) -> float:
+    return spread / math.sqrt(information) if information > 0 else math.inf
+
+
+def _on_average(line: Line, samples: Sequence[Work]) -> Line:
+    """`line`, scaled to fit the samples on average: only the proportion of its constants is assumed."""
+    factor = math.exp(median([math.log(each.took_ms / max(line.ms(each), 1e-9)) for each in samples]))
+    return Line(0.0, line.prefill_ms * factor, line.alone_ms * factor, line.slowdown)
+
+
+def _solved(
+    columns: Sequence[Sequence[float]],
+    took_ms: Sequence[float],
+    weights: Sequence[float],
+    scale_ms: Sequence[float],
+    before: Line,
+) -> Line:
+    """Ridge regression without negative constants. Errors count relative to `scale_ms`."""
+    assumed = (0.0, before.prefill_ms, before.alone_ms, USUAL_SLOWDOWN * before.alone_ms)
+    matrix, beliefs = _equations(columns, weights, scale_ms, (1.0, _BELIEVED, _BELIEVED, _SLOWDOWN_BELIEVED))
+    relative = [w / ms**2 for w, ms in zip(weights, scale_ms, strict=True)]
+    vector = [
+        sum(map(mul, map(mul, relative, column), took_ms)) + belief * value
+        for column, belief, value in zip(columns, beliefs, assumed, strict=True)
+    ]
+    free = list(range(len(columns)))
+    found = [0.0] * len(columns)
+    while free:
+        solved = solve([[matrix[i][j] for j in free] for i in free], [vector[i] for i in free])
+        if min(solved) >= 0:
+            for i, value in zip(free, solved, strict=True):
+                found[i] = value
+            break
+        free = [i for i, value in zip(free, solved, strict=True) if value >= 0]
+    fixed_ms, prefill_ms, alone_ms, each_ms = found
+    prefill_ms, alone_ms = prefill_ms or before.prefill_ms, alone_ms or before.alone_ms
+    return Line(fixed_ms, prefill_ms, alone_ms, min(each_ms / alone_ms, 1.0))
+
+
+def _information(
+    columns: Sequence[Sequence[float]], weights: Sequence[float], scale_ms: Sequence[float], line: Line
+) -> tuple[float, float]:
+    """What the samples determine of prefill and of decoding, in equivalent samples of that alone."""
+    fixed, tokens, steps, concurrent = columns
+    decoding = [own + line.slowdown * others for own, others in zip(steps, concurrent, strict=True)]
+    matrix, beliefs = _equations((fixed, tokens, decoding), weights, scale_ms, (_FIXED_DOUBTED, _BELIEVED, _BELIEVED))
+    known = []
+    for i, value in ((1, line.prefill_ms), (2, line.alone_ms)):
+        unit = [float(j == i) for j in range(3)]
+        variance = solve([row.copy() for row in matrix], unit)[i]
+        known.append((1 / variance - beliefs[i]) * value**2 if variance > 0 else 0.0)
+    return known[0], known[1]
+
+
+def _equations(
+    columns: Sequence[Sequence[float]], weights: Sequence[float], scale_ms: Sequence[float], believed: Sequence[float]
+) -> tuple[list[list[float]], list[float]]:
+    """The normal equations' matrix; its diagonal includes the prior of each constant, in samples that it is worth."""
+    relative = [w / ms**2 for w, ms in zip(weights, scale_ms, strict=True)]
+    count, total = sum(weights), sum(relative)
+    weighted = [list(map(mul, relative, column)) for column in columns]
+    matrix = [[sum(map(mul, one, other)) for other in columns] for one in weighted]
+    # A constant without samples keeps its assumed value; the fixed cost of a request is 0 until samples show it.
+    beliefs = [share * matrix[i][i] / count if count and matrix[i][i] else 1.0 for i, share in enumerate(believed)]
+    beliefs[0] = believed[0] * total / count if count else 1.0
+    for i, belief in enumerate(beliefs):
+        matrix[i][i] += belief
+    return matrix, beliefs

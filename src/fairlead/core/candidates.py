@@ -1,0 +1,118 @@
+"""Candidates: endpoints as they stand for one request, with all that a policy may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from fairlead.core.decode_time import USUAL_SLOWDOWN
+from fairlead.core.endpoint import USUAL_ANSWER_TOKENS, Endpoint
+from fairlead.core.facts import RequestFacts
+
+
+class Standing(msgspec.Struct, frozen=True, gc=False):
+    """An endpoint as it stands, whatever the request: what a policy with `Prices` makes these of. See `Candidate`."""
+
+    rtt_ms: float
+    inflight_requests: int
+    pending_prefill_tokens: int
+    prefill_ms_per_token: float
+    decode_ms_per_token: float
+    batch_slowdown: float
+    rtt_spread_ms: float
+    decoding_requests: int
+    answer_tokens: float
+
+
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """An endpoint as it stands for one request. Load is that of all sidecars together."""
+
+    address: str
+    model: str
+    inflight_requests: int
+    inflight_prompt_tokens: int
+    pending_prefill_tokens: int
+    cached_tokens: int  # of this request's prompt, at this endpoint, as far as the router knows
+    uncached_tokens: int
+    rtt_ms: float
+    prefill_ms_per_token: float
+    decode_ms_per_token: float
+    success_probability: float
+    attempts: int  # how often this model has already answered this request wrongly
+    last_chosen: int
+    is_affine: bool = False  # the session's affinity target
+    decoding_requests: int = 0
+    running_requests: int = 0  # as the engine reports; 0 where it does not
+    waiting_requests: int = 0
+    kv_usage: float = 0.0
+    used_tokens: int = 0  # in the KV cache, as the engine reports
+    least_inflight_requests: int = 0  # at any candidate of this request
+    output_tokens: float = USUAL_ANSWER_TOKENS  # expected of the answer here
+    batch_slowdown: float = USUAL_SLOWDOWN
+    rtt_spread_ms: float = 0.0  # by which measurements of the round trip differ
+    answer_tokens: float = USUAL_ANSWER_TOKENS  # of this model's answers on average, whatever this request allows
+
+
+def fitting(endpoints: Sequence[Endpoint], request: RequestFacts) -> Sequence[Endpoint]:
+    """Those whose context length fits the prompt; all of them if none seems to, as the estimate may be wrong."""
+    tokens = request.tokens
+    return [e for e in endpoints if e._max_model_len is None or tokens <= e._max_model_len] or endpoints
+
+
+def candidates(
+    endpoints: Sequence[Endpoint],
+    request: RequestFacts,
+    cached_tokens: Mapping[str, int],
+    target: str | None = None,
+    least_inflight: int | None = None,
+) -> list[Candidate]:
+    """One candidate for each endpoint, in the same order; `cached_tokens` by address, absent is 0.
+
+    `target` is the session's affinity target, `least_inflight` the requests in flight at the least loaded endpoint that
+    the request may go to, which need not be one of `endpoints`.
+    """
+    language, bucket, tokens, attempted = request.language, request.bucket, request.tokens, request.attempted
+    limit = request.max_output_tokens
+    least = least_inflight
+    if least is None:
+        least = min([e._load.inflight_requests for e in endpoints], default=0)
+    options = []
+    capability, success_probability = None, 1.0
+    for e in endpoints:
+        cached = min(cached_tokens.get(e.address, 0), tokens) if cached_tokens else 0
+        load, report, speed = e._load, e.report, e._speed
+        answer_tokens = speed.answer_tokens
+        if e._spec.capability is not capability:  # those of one model share it
+            capability = e._spec.capability
+            success_probability = capability.success_probability(language, bucket, tokens, request.task)
+        kv_usage = report.kv_usage or 0.0
+        options.append(
+            Candidate(  # by position: names would take 150 us more at 64 endpoints
+                e.address,
+                e.model,
+                load.inflight_requests,
+                load.inflight_prompt_tokens,
+                load.pending_prefill_tokens,
+                cached,
+                tokens - cached,
+                e._rtt_ms,
+                speed.prefill_ms_per_token,
+                speed.decode_ms_per_token,
+                success_probability,
+                attempted.count(e.model) if attempted else 0,
+                e.last_chosen,
+                e.address == target,
+                load.decoding_requests,
+                report.running_requests or 0,
+                report.waiting_requests or 0,
+                kv_usage,
+                int(kv_usage * report.kv_capacity_tokens) if kv_usage and report.kv_capacity_tokens else 0,
+                least,
+                answer_tokens if limit is None or answer_tokens < limit else limit,
+                speed.batch_slowdown,
+                e._rtt_spread_ms,
+                answer_tokens,
+            )
+        )
+    return options

@@ -1,0 +1,252 @@
+"""One engine at one address: what it is, and what it carries.
+
+An `Endpoint` is the one mutable thing in the core. The ledger writes its load, the observers in `engines` its report
+and health, the learner its speed; policies never see it, only the `Candidate` made of it for one request. What is kept
+between decisions (`core.price_table`) compares revisions: whatever a cost is made of is a frozen value here, so that it
+can only change by being replaced, and each replacement makes a new revision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import msgspec
+
+from fairlead.core.capability import NEUTRAL, Capability
+from fairlead.core.decode_time import USUAL_SLOWDOWN
+from fairlead.core.health import HALF, SILENCE_S, UNKNOWN_TO_ENVOY, Health
+from fairlead.core.load import Load
+from fairlead.core.prefills import PrefillEstimate
+from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, EngineReport
+from fairlead.core.running_limit import RunningLimit
+
+_T = TypeVar("_T")
+
+_TOO_MANY_REQUESTS: Final = 429
+_UNAVAILABLE: Final = 503
+MOST_PASSED_OVER: Final = 3  # requests, of an endpoint that has never answered any,
+PASSED_OVER_S: Final = 1.0  # over so long
+USUAL_ANSWER_TOKENS: Final = 256.0  # until answers were observed
+
+
+class EndpointSpec(msgspec.Struct, frozen=True, gc=False):
+    """An endpoint as configured. Its times hold until answers teach better ones (`core.learning`)."""
+
+    address: str  # host:port, the host an IP address
+    model: str
+    prefill_ms_per_token: float = 0.1
+    decode_ms_per_token: float = 20.0  # alone on the engine
+    max_model_len: int | None = None
+    capability: Capability = NEUTRAL
+    region: str = ""
+    engine: str = "vllm"
+    kv_connector: str = ""  # by which its KV can go elsewhere: mooncake, nixl, or a store that it shares; empty: none
+
+
+class Speed(msgspec.Struct, frozen=True, gc=False):
+    """How fast an engine is, as far as is known."""
+
+    prefill_ms_per_token: float
+    decode_ms_per_token: float  # alone on the engine
+    batch_slowdown: float = USUAL_SLOWDOWN  # of decoding, by each other request there
+    answer_tokens: float = USUAL_ANSWER_TOKENS
+
+
+class _Revised(property, Generic[_T]):
+    """An attribute whose every assignment makes a new revision of its endpoint; read without a Python frame."""
+
+    def __init__(self, slot: str) -> None:
+        def assign(endpoint: Endpoint, value: _T) -> None:
+            setattr(endpoint, slot, value)
+            endpoint.revision += 1
+
+        super().__init__(attrgetter(slot), assign)
+
+    if TYPE_CHECKING:
+
+        def __get__(self, endpoint: Any, owner: type | None = None) -> _T: ...  # type: ignore[override]
+
+        def __set__(self, endpoint: Any, value: _T) -> None: ...
+
+
+class Endpoint:
+    """`own` is this sidecar's load, `peers` that of those that share a store with it, and `load` their sum."""
+
+    __slots__ = (
+        "_generation",
+        "_load",
+        "_max_model_len",
+        "_passed_over_s",
+        "_rtt_ms",
+        "_rtt_spread_ms",
+        "_spec",
+        "_speed",
+        "address",
+        "answered_s",
+        "health",
+        "identity",
+        "indexed_blocks",
+        "indexed_generation",
+        "last_chosen",
+        "model",
+        "notify",
+        "own",
+        "passed_over",
+        "peers",
+        "prefilled_tokens",
+        "prefills",
+        "report",
+        "revision",
+        "running_limit",
+        "served_s",
+    )
+
+    _generation: int
+    _load: Load  # the request path reads the slot: a property takes six times as long
+    _max_model_len: int | None
+    _rtt_ms: float
+    _rtt_spread_ms: float
+    _spec: EndpointSpec
+    _speed: Speed
+    generation = _Revised[int]("_generation")  # grows when the engine restarts: what it had cached is gone
+    load = _Revised[Load]("_load")
+    max_model_len = _Revised["int | None"]("_max_model_len")
+    rtt_ms = _Revised[float]("_rtt_ms")
+    rtt_spread_ms = _Revised[float]("_rtt_spread_ms")  # by which measurements of it differ; at most itself
+    spec = _Revised[EndpointSpec]("_spec")
+    speed = _Revised[Speed]("_speed")
+
+    def __init__(self, spec: EndpointSpec) -> None:
+        self.revision = 0
+        self.report: EngineReport = UNKNOWN
+        self.identity: EngineIdentity = UNIDENTIFIED
+        self.health = Health()
+        self.own = Load()
+        self.peers = Load()
+        self.load = Load()
+        self.rtt_ms = 0.0
+        self.rtt_spread_ms = 0.0
+        self.answered_s = -inf  # when a request last had an answer here, or the end of one
+        self._passed_over_s = 0.0  # since when
+        self.served_s = -inf  # when a request last succeeded here
+        self.running_limit = RunningLimit()
+        self.notify: Callable[[Endpoint], None] | None = None  # that there may be room here, for those that wait
+        self.passed_over = 0  # requests that chose it and were answered elsewhere, since its last answer
+        self.generation = 0
+        self.prefilled_tokens = 0  # since the start
+        self.prefills = PrefillEstimate()
+        self.indexed_blocks = 0  # kept by the prefix index
+        self.indexed_generation = 0  # the generation of the engine that holds them
+        self.last_chosen = 0  # the number of the decision that chose it last
+        self.respecify(spec)
+
+    def respecify(self, spec: EndpointSpec) -> None:
+        """Become what `spec` says, and keep what is known of health and load."""
+        self.spec = spec
+        self.address, self.model = spec.address, spec.model  # read for every candidate: one look-up less
+        self.speed = Speed(spec.prefill_ms_per_token, spec.decode_ms_per_token)
+        self.identified(self.identity)
+
+    def identified(self, identity: EngineIdentity) -> None:
+        """The engine reported what it is; the shorter of its context length and the configured one counts."""
+        self.identity = identity
+        lengths = [n for n in (self.spec.max_model_len, identity.max_model_len) if n is not None]
+        self.max_model_len = min(lengths, default=None)
+        self.health.withhold(HALF, active=not identity.serves_alone)
+
+    def reported(self, report: EngineReport) -> None:
+        """The engine reported its state. A number that moves shows that it has stepped since its last report."""
+        before, self.report = self.report, report
+        if report.waiting_requests is None or report.read_s is None or before.read_s is None or report.stale:
+            return
+        if report.changed_s == report.read_s and before.changed_s is not None:
+            load = self._load
+            pending_ms = load.pending_prefill_tokens * self._speed.prefill_ms_per_token
+            self.running_limit.reported(report, load.inflight_requests, pending_ms)
+            step_began_s = before.changed_s - (report.read_s - before.read_s)  # or later
+            waiting, own = report.waiting_requests, self.own.inflight_requests
+            everyones = (report.running_requests or 0) + waiting
+            ours = own / max(own, everyones, 1)
+            self.prefills.reported(round(waiting * ours), step_began_s - self.rtt_ms / 1e3, report.read_s)
+        if self.notify is not None:
+            self.notify(self)
+
+    def peers_reported(self, load: Load) -> None:
+        """What the other sidecars have in flight here."""
+        self.load = self._load.minus(self.peers).plus(load)
+        self.peers = load
+        if self.notify is not None:
+            self.notify(self)
+
+    def probed(self, answered: bool, now_s: float, failures_to_eject: int) -> None:
+        """A probe was answered or was not."""
+        self.health.probed(answered, now_s, failures_to_eject)
+        if self.notify is not None:
+            self.notify(self)
+
+    @property
+    def queues(self) -> bool:
+        """The engine lately reported that requests wait: what it refuses now, it refuses because its queue is full."""
+        return bool(self.report.waiting_requests) and not self.report.stale
+
+    def take(self, load: Load) -> None:
+        """This sidecar sent `load` here."""
+        self.own = self.own.plus(load)
+        self._load = self._load.plus(load)
+        self.revision += 1
+        if load.pending_prefill_tokens < 0 and self.notify is not None:  # a prefill is done
+            self.notify(self)
+
+    def give_back(self, load: Load) -> None:
+        """What `take` took has ended."""
+        self.own = self.own.minus(load)
+        self._load = self._load.minus(load)
+        self.revision += 1
+        if self.notify is not None:
+            self.notify(self)
+
+    def refuses(self, code: int, now_s: float) -> bool:
+        """Whether an answer with `code` means that the engine's queue is full: nothing is wrong with it.
+
+        That is a 429, and a 503 of an engine that reports waiting requests or lately served others of those in flight.
+        """
+        serves = self._load.inflight_requests > 1 and now_s - self.served_s < SILENCE_S
+        return code == _TOO_MANY_REQUESTS or (code == _UNAVAILABLE and (self.queues or serves))
+
+    def refused(self, now_s: float) -> None:
+        """It refused a request that is in flight here, as its queue is full."""
+        inflight = None if self.report.stale else self._load.inflight_requests  # only reports can raise a limit again
+        self.running_limit.refused(inflight, now_s)
+
+    def request_failed(self, now_s: float) -> None:
+        """A request met a refused connection, a time-out or a 5xx here; a 4xx is the client's and says nothing."""
+        self.health.failed(now_s)
+
+    def request_answered(self, now_s: float) -> None:
+        """A request has its answer from here, with whatever status."""
+        self.answered_s, self.passed_over = now_s, 0
+        if UNKNOWN_TO_ENVOY in self.health.withheld:
+            self.health.withhold(UNKNOWN_TO_ENVOY, active=False)
+
+    def request_passed_over(self, now_s: float) -> None:
+        """A request that chose it was answered elsewhere. One that never answers may be unknown to the gateway.
+
+        A gateway that has just been sent it may pass it over for a moment, until its own first health check.
+        """
+        if not self.passed_over:
+            self._passed_over_s = now_s
+        self.passed_over += 1
+        passed_over_for_s = now_s - self._passed_over_s
+        if self.passed_over >= MOST_PASSED_OVER and passed_over_for_s >= PASSED_OVER_S and self.answered_s == -inf:
+            self.health.withhold(UNKNOWN_TO_ENVOY)
+
+    def request_abandoned(self, sent_s: float, now_s: float) -> None:
+        """A client gave up on a request without any answer. If nobody else had one since it was sent, the engine hangs.
+
+        One such request says little, as answers may be long and clients impatient; a streak ejects, as any failures do.
+        """
+        if now_s - sent_s >= SILENCE_S and self.answered_s < sent_s:
+            self.health.failed(now_s)

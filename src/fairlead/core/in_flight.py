@@ -1,0 +1,288 @@
+"""One request's life after its decision: the one owner of what it takes and of everything that must be given back.
+
+    admitted -> sent -> served -> ended
+        \\________\\________\\____-> withdrawn
+
+Each step is a method. A step that the present phase does not allow does nothing, so a message that comes twice, late or
+in the wrong order changes nothing, and `ended` or `withdraw` may be called whatever happened before. The server and the
+simulator drive the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+from fairlead.api.usage import Usage
+from fairlead.core.facts import RequestFacts
+from fairlead.core.ledger import Ticket
+from fairlead.core.moves import Move
+from fairlead.core.observation import Observation
+from fairlead.core.placement import Placement
+from fairlead.core.policy import Decision, Outcome
+from fairlead.core.prefix_index import HeldBefore
+
+Feedback = Callable[[Decision, Outcome, float], None]
+Phase = Literal["admitted", "sent", "served", "ended", "withdrawn"]
+
+CLIENT_ERROR: Final = 400
+SERVER_ERROR: Final = 500
+QUEUE_FULL: Final = (429, 503)
+NEARLY_FULL: Final = 0.75  # of a KV cache: the next prompt may find no room
+ABORTED_CODE: Final = 499  # it ended before an engine answered
+
+
+class InFlight:
+    """Made by `Router.admit`, which has taken the load of the chosen endpoint. Times are of the router's clock."""
+
+    __slots__ = (
+        "_bound_before",
+        "_committed_s",
+        "_concurrent_requests",
+        "_copy",
+        "_decoding_before",
+        "_engine_full",
+        "_feedback",
+        "_first_token_s",
+        "_held_before",
+        "_placement",
+        "_prefilled_tokens",
+        "_ticket",
+        "code",
+        "decision",
+        "phase",
+        "request",
+        "sent_s",
+    )
+
+    def __init__(
+        self, placement: Placement, feedback: Feedback, request: RequestFacts, decision: Decision, ticket: Ticket
+    ) -> None:
+        self.request = request  # as it is sent, from `sent` on
+        self.decision = decision
+        self.phase: Phase = "admitted"
+        self.code = ABORTED_CODE  # until an engine answers
+        self.sent_s = decision.decided_s
+        self._placement = placement
+        self._feedback = feedback
+        self._ticket = ticket
+        self._bound_before: str | None = None
+        self._committed_s = decision.decided_s
+        self._held_before: Sequence[HeldBefore] = ()
+        move = decision.migration
+        self._copy = move if isinstance(move, Move) and not move.redirects else None
+        self._first_token_s: float | None = None
+        self._decoding_before = ticket.concurrent_requests()
+        self._concurrent_requests = self._decoding_before  # at the first token, where it is seen
+        self._prefilled_tokens = ticket.prefilled_there()
+        self._engine_full = False
+
+    @property
+    def address(self) -> str:
+        """Of the endpoint that has the request, as far as is known."""
+        endpoint = self._ticket.endpoint
+        return self.decision.addresses[0] if endpoint is None else endpoint.address
+
+    def sent(self, request: RequestFacts, now_s: float) -> None:
+        """It goes out as `request`, which may be another form of the prompt: what it will leave in the cache counts."""
+        if self.phase != "admitted":
+            return
+        self.phase, self.request, self.sent_s = "sent", request, now_s
+        placement, decision = self._placement, self.decision
+        self._look_at_engine()
+        if request.session is not None:
+            self._bound_before = placement.sessions.address_of(request.session)
+        binds = not decision.strayed
+        self._held_before = placement.commit(request, decision.addresses[0], decision.decided_s, binds=binds)
+
+    def claim_copy(self) -> Move | None:
+        """The copy of KV that the decision asks for, once: whoever claims it reports to the planner how it ended."""
+        move, self._copy = self._copy, None
+        return move
+
+    def served(self, address: str, code: int, now_s: float, *, in_one_piece: bool) -> None:
+        """An engine at `address` answered with `code`; the gateway passed over the decision's addresses before it.
+
+        An answer in one piece comes when all of its tokens are there. A full queue is no fault of the engine; of one
+        that was passed over the code is not known, so there only its report tells.
+        """
+        if self.phase != "sent":
+            return
+        self.phase, self.code = "served", code
+        placement, decision = self._placement, self.decision
+        for tried in decision.addresses:
+            if tried == address:
+                break
+            passed_over = placement.pool.by_address.get(tried)
+            if passed_over is None:
+                continue
+            passed_over.request_passed_over(now_s)
+            if passed_over.queues:
+                passed_over.refused(now_s)
+            else:
+                passed_over.request_failed(now_s)
+        endpoint = placement.pool.by_address.get(address)
+        if endpoint is None:
+            return
+        self._ticket.move(endpoint)
+        endpoint.request_answered(now_s)
+        elsewhere, refused = address != decision.addresses[0], code >= CLIENT_ERROR
+        if elsewhere or refused:
+            placement.roll_back(self.request, decision.addresses[0], decision.cached_blocks, decision.decided_s)
+        if elsewhere and not refused:
+            self._committed_s = now_s
+            placement.commit(self.request, address, now_s, binds=not decision.strayed)
+        if in_one_piece:
+            self._ticket.prefilled()
+        if refused and endpoint.refuses(code, now_s):
+            endpoint.refused(now_s)
+        elif code >= SERVER_ERROR:
+            endpoint.health.failed(now_s)
+        elif not refused:
+            endpoint.served_s = now_s
+            endpoint.health.succeeded()
+
+    def unserved(self, code: int) -> None:
+        """The gateway answered by itself with `code`: it asked no engine, so none is to blame."""
+        if self.phase != "sent":
+            return
+        self.phase, self.code = "served", code
+        decision = self.decision
+        self._placement.roll_back(self.request, decision.addresses[0], decision.cached_blocks, decision.decided_s)
+
+    def refused_in_stream(self, code: int, now_s: float) -> None:
+        """An answer that began as a success is a refusal: the prompt is not in that engine's cache.
+
+        With 429 or 503 the engine says that its queue is full, which is no fault of the engine.
+        """
+        if self.phase != "served" or self.code >= CLIENT_ERROR:
+            return
+        self.code = code
+        placement, address = self._placement, self.address
+        placement.roll_back(self.request, address, self.decision.cached_blocks, self._committed_s)
+        endpoint = placement.pool.by_address.get(address)
+        if endpoint is None:
+            return
+        if code in QUEUE_FULL:
+            endpoint.refused(now_s)
+        elif code >= SERVER_ERROR:
+            endpoint.health.failed(now_s)
+
+    def first_token(self, now_s: float) -> None:
+        """The first part of the answer was seen."""
+        if self._first_token_s is not None or self.phase not in ("sent", "served"):
+            return
+        self._first_token_s = now_s
+        self._look_at_engine()
+        self._ticket.prefilled()
+        self._concurrent_requests = self._ticket.concurrent_requests()
+        self._prefilled_tokens = self._ticket.prefilled_there()
+
+    def prefilled(self) -> None:
+        """Its prompt is computed, though its first token was not seen."""
+        self._ticket.prefilled()
+
+    def observation(self, usage: Usage, now_s: float, *, streamed: bool) -> Observation:
+        """What an answer that was observed in full shows, at its end and before `ended`."""
+        first_token_s = self._first_token_s if streamed else None
+        since = self._prefilled_tokens + (0 if streamed else self._ticket.own_prefilled())
+        direct = self.address == self.decision.addresses[0]  # else a failed try is in what it took
+        self._look_at_engine()
+        decision, request = self.decision, self.request
+        endpoint = self._placement.pool.by_address.get(self.address)
+        return Observation(
+            address=self.address,
+            model=decision.model if endpoint is None else endpoint.model,  # of an adapter, its parent: it is as fast
+            language=request.language,
+            estimated_tokens=request.tokens,
+            queued_tokens=decision.queued_tokens,
+            rtt_ms=decision.rtt_ms,
+            first_token_ms=None if first_token_s is None else (first_token_s - self.sent_s) * 1e3,
+            direct=direct,
+            decode_ms=None if first_token_s is None else (now_s - first_token_s) * 1e3,
+            concurrent_requests=(self._concurrent_requests + self._ticket.concurrent_requests()) / 2,
+            prefilled_tokens=max(0, self._ticket.prefilled_there() - since),
+            under_way_tokens=self._under_way_tokens(),
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            total_ms=None if streamed else (now_s - self.sent_s) * 1e3,
+            expected_cached_tokens=decision.cached_tokens,
+            decoding_before=self._decoding_before,
+            media=request.media,
+            features=request.features,
+            engine_full=self._engine_full,
+            ended_s=now_s,
+        )
+
+    def ended(self, now_s: float, seen: Observation | None = None) -> Outcome | None:
+        """The request is over, however it went: all that it took is given back. None if it was over before."""
+        if self.phase in ("ended", "withdrawn"):
+            return None
+        address, answered = self.address, self.phase == "served"
+        self.phase = "ended"
+        self._ticket.release()
+        self._drop_copy(now_s)
+        endpoint = self._placement.pool.by_address.get(address)
+        if endpoint is not None:
+            if answered:
+                endpoint.answered_s = now_s
+            else:
+                endpoint.request_abandoned(self.sent_s, now_s)
+        if answered and self.code < CLIENT_ERROR:
+            self._answer_ended(address, seen)
+        outcome = self._outcome(now_s, seen)
+        self._feedback(self.decision, outcome, now_s)
+        return outcome
+
+    def withdraw(self, now_s: float) -> None:
+        """It goes nowhere after all, or its end will not be seen: everything is rolled back and no engine is blamed."""
+        if self.phase in ("ended", "withdrawn"):
+            return
+        was_sent, self.phase = self.phase == "sent", "withdrawn"
+        address = self.address
+        self._ticket.release()
+        self._drop_copy(now_s)
+        if not was_sent:
+            return
+        placement, request = self._placement, self.request
+        placement.roll_back(request, address, self.decision.cached_blocks, self.decision.decided_s)
+        if request.session is not None and self._bound_before is not None:
+            placement.sessions.flip(request.session, address, self._bound_before, now_s)
+
+    def _answer_ended(self, address: str, seen: Observation | None) -> None:
+        """All of the prompt is in the cache there now; `seen` says how much of it was before."""
+        placement, request = self._placement, self.request
+        tokens, reply = (None, None) if seen is None else (seen.prompt_tokens, seen.completion_tokens)
+        placement.answer_ended(request, address, self._committed_s, tokens, reply)
+        if seen is not None and seen.direct and seen.prompt_tokens:
+            placement.learn_cached(request, self.decision, self._held_before, seen.cached_tokens)
+
+    def _under_way_tokens(self) -> int:
+        endpoint = self._placement.pool.by_address.get(self.address)
+        return 0 if endpoint is None else endpoint.prefills.under_way_tokens()
+
+    def _look_at_engine(self) -> None:
+        """Notes whether it reports requests that it has no room for: counts kept here do not explain such waits.
+
+        A single waiting request may only await the end of the present step, unless the cache is nearly full.
+        """
+        endpoint = self._placement.pool.by_address.get(self.address)
+        if endpoint is None or endpoint.report.stale:
+            return
+        report = endpoint.report
+        waiting = report.waiting_requests or 0
+        if waiting > 1 or (waiting and (report.kv_usage or 0.0) > NEARLY_FULL):
+            self._engine_full = True
+
+    def _drop_copy(self, now_s: float) -> None:
+        move = self.claim_copy()
+        if move is not None:
+            self._placement.planner.ended(move, now_s, "dropped")
+
+    def _outcome(self, now_s: float, seen: Observation | None) -> Outcome:
+        total_ms = (now_s - self.sent_s) * 1e3
+        if seen is None:
+            return Outcome(self.code, total_ms)
+        known = seen.first_token_ms, seen.prompt_tokens, seen.cached_tokens, seen.completion_tokens
+        return Outcome(self.code, total_ms, *known)

@@ -1,0 +1,112 @@
+"""What a learner knows, as a value that outlives the process: samples, not conclusions, so a new version may conclude
+differently. Times are of the clock of the process that wrote it, which it names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from fairlead.core.answer_times import Line, Work
+from fairlead.core.learned_times import MOST_WORKS, WINDOW, EngineTimes, Running
+from fairlead.core.learning import Learner
+from fairlead.core.pool import Pool
+from fairlead.core.text_kinds import KINDS
+from fairlead.core.token_model import SAMPLES_OF_A_KIND, TokenSample
+
+VERSION: Final = 2
+_MOST_ENGINE_SAMPLES: Final = 32  # of each kind
+_Amount = Annotated[float, Meta(ge=0, le=1e12)]
+_Time = Annotated[float, Meta(ge=-1e12, le=1e12)]
+_Window = Annotated[list[_Amount], Meta(max_length=WINDOW)]
+_EngineSamples = Annotated[list[Work], Meta(max_length=_MOST_ENGINE_SAMPLES)]
+
+
+class ModelState(msgspec.Struct, frozen=True, gc=False):
+    works: Annotated[list[Work], Meta(max_length=MOST_WORKS)]
+    line: tuple[_Amount, Annotated[float, Meta(gt=0, le=1e12)], Annotated[float, Meta(gt=0, le=1e12)], _Amount]
+    knows_prefill: bool
+    knows_decode: bool
+    answer_tokens: _Window
+
+
+class EngineState(msgspec.Struct, frozen=True, gc=False):
+    address: str
+    model: str
+    reports_cache: bool
+    prefill: _EngineSamples
+    decode: _EngineSamples
+
+
+class LearnedState(msgspec.Struct, frozen=True, gc=False):
+    version: Literal[2]
+    saved_at: _Time  # Unix time
+    clock_s: _Time  # of the router's clock, then
+    models: dict[str, ModelState]
+    engines: list[EngineState]
+    tokens: dict[str, Annotated[list[TokenSample], Meta(max_length=SAMPLES_OF_A_KIND * len(KINDS))]]
+    draining: Annotated[list[str], Meta(max_length=10_000)] = []
+
+
+def snapshot(learner: Learner, *, now_s: float, unix_s: float) -> LearnedState:
+    """Only copies lists, as it runs on the event loop that learns."""
+    return LearnedState(
+        version=VERSION,
+        saved_at=unix_s,
+        clock_s=now_s,
+        models={
+            name: ModelState(
+                list(model.works)[-MOST_WORKS:],
+                (line.fixed_ms, line.prefill_ms, line.alone_ms, line.slowdown),
+                model.knows_prefill,
+                model.knows_decode,
+                list(model.answer_tokens.kept),
+            )
+            for name, model, line in [(name, each, each.line) for name, each in learner.models.items()]
+        },
+        engines=[
+            EngineState(
+                address,
+                model,
+                engine.reports_cache,
+                list(engine.prefill.samples)[-_MOST_ENGINE_SAMPLES:],
+                list(engine.decode.samples)[-_MOST_ENGINE_SAMPLES:],
+            )
+            for (address, model), engine in learner.engines.items()
+        ],
+        tokens={name: learned.samples for name, learned in learner.tokens.items()},
+    )
+
+
+def restore(state: LearnedState, learner: Learner, pool: Pool, *, now_s: float, unix_s: float) -> None:
+    """Put `state` in force for the endpoints of `pool`; what it knows of others is left out."""
+    later_s = now_s - state.clock_s - max(0.0, unix_s - state.saved_at)
+    for endpoint in pool.endpoints:
+        kept = state.models.get(endpoint.model)
+        if kept is None or endpoint.model in learner.models:
+            continue
+        model = learner.model_of(endpoint)
+        model.restore(_moved(kept.works, later_s), Line(*kept.line), kept.knows_prefill, kept.knows_decode)
+        _refill(model.answer_tokens, kept.answer_tokens)
+    for each in state.engines:
+        endpoint_there = pool.by_address.get(each.address)
+        if endpoint_there is None or endpoint_there.model != each.model or each.model not in learner.models:
+            continue
+        engine = learner.engines.setdefault((each.address, each.model), EngineTimes())
+        engine.reports_cache |= each.reports_cache
+        engine.prefill.samples.extend(_moved(each.prefill, later_s))
+        engine.decode.samples.extend(_moved(each.decode, later_s))
+    for name in pool.models:
+        for sample in state.tokens.get(name, ()) if name not in learner.tokens else ():
+            learner.tokens_of(name).add(tuple(sample.features), sample.tokens)
+    learner.settle_all(pool)
+
+
+def _moved(works: list[Work], by_s: float) -> list[Work]:
+    return [msgspec.structs.replace(work, ended_s=work.ended_s + by_s) for work in works]
+
+
+def _refill(running: Running, samples: list[float]) -> None:
+    for sample in samples:
+        running.add(sample)

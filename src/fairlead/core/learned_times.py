@@ -1,0 +1,156 @@
+"""Milliseconds per token of one model, and by what factor one of its engines is slower, as answers showed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from statistics import fmean
+from typing import Final
+
+from fairlead.core.answer_times import Fit, Line, Work, fit, weight
+from fairlead.core.decode_time import USUAL_SLOWDOWN
+from fairlead.core.endpoint import EndpointSpec
+from fairlead.core.engine_factor import EngineFactor, decode_share, prefill_share
+from fairlead.core.observation import LEAST_DECODE_TOKENS
+
+WINDOW: Final = 101
+LEAST_SAMPLES: Final = 8
+MOST_ERROR: Final = 0.2  # relative, of a constant that takes the place of one that was learned
+MOST_FIRST_ERROR: Final = 0.5  # in place of a configured one: engines differ by factors of ten
+LEAST_PREFILL_WEIGHT: Final = 2.0  # of an engine's samples, to compare its prefill speed with its model's
+MOST_WORKS: Final = 192  # of a model that count in a fit
+_MOST_UNSETTLED: Final = 1024
+_HALF_LIFE: Final = 48.0  # undisturbed samples of a model
+_COUNTS: Final = 0.02  # of a sample's weight; what is left of older ones is not kept
+
+
+class Running:
+    """A statistic of the last samples, or `start` while they are few."""
+
+    __slots__ = ("_least", "_of", "kept", "value")
+
+    def __init__(self, of: Callable[[Collection[float]], float], start: float, least: int = LEAST_SAMPLES) -> None:
+        self.value = start
+        self._of = of
+        self._least = least
+        self.kept: deque[float] = deque(maxlen=WINDOW)
+
+    def add(self, sample: float) -> None:
+        self.kept.append(sample)
+        if len(self.kept) >= self._least:
+            self.value = self._of(self.kept)
+
+    @property
+    def samples(self) -> int:
+        return len(self.kept)
+
+    @property
+    def learned(self) -> bool:
+        return len(self.kept) >= self._least
+
+
+class ModelTimes:
+    """What engines of one model were seen to take."""
+
+    __slots__ = ("_before", "_line", "_new", "answer_tokens", "knows_decode", "knows_prefill", "works")
+
+    def __init__(self, spec: EndpointSpec, answer_tokens: float) -> None:
+        self.answer_tokens = Running(fmean, answer_tokens)
+        self.works: deque[Work] = deque(maxlen=_MOST_UNSETTLED)
+        self.knows_prefill = self.knows_decode = False
+        self._before = Line(0.0, spec.prefill_ms_per_token, spec.decode_ms_per_token, USUAL_SLOWDOWN)
+        self._line = self._before
+        self._new = 0
+
+    @property
+    def line(self) -> Line:
+        """The constants in force; one that is not known has its configured value."""
+        return self._line
+
+    @property
+    def since_s(self) -> float | None:
+        """When the oldest answer ended that still counts."""
+        return min((each.ended_s for each in self.works), default=None)
+
+    def add(self, work: Work) -> None:
+        self.works.append(work)
+        self._new += 1
+
+    def settle(self) -> None:
+        """Fit again where something came since, and keep no more than what counts."""
+        if not self._new:
+            return
+        self._new = 0
+        recency = self._forget()
+        prompts = sum(each.own_tokens > 0 for each in self.works)
+        answers = sum(each.steps >= LEAST_DECODE_TOKENS for each in self.works)
+        if max(prompts, answers) >= LEAST_SAMPLES:
+            self._take(fit(self.works, recency, self._before), prompts, answers)
+
+    def restore(self, works: Iterable[Work], line: Line, knows_prefill: bool, knows_decode: bool) -> None:
+        """Go on from what another process knew."""
+        self.works.extend(works)
+        self._line, self.knows_prefill, self.knows_decode = line, knows_prefill, knows_decode
+        self._new = len(self.works)
+
+    def _take(self, found: Fit, prompts: int, answers: int) -> None:
+        """A constant that was known, and that these samples do not determine well, stays as it was."""
+        line, now = found.line, self._line
+        if prompts >= LEAST_SAMPLES and found.prefill_error <= (MOST_ERROR if self.knows_prefill else MOST_FIRST_ERROR):
+            now = now._replace(fixed_ms=line.fixed_ms, prefill_ms=line.prefill_ms)
+            self.knows_prefill = True
+        if answers >= LEAST_SAMPLES and found.decode_error <= (MOST_ERROR if self.knows_decode else MOST_FIRST_ERROR):
+            now = now._replace(alone_ms=line.alone_ms, slowdown=line.slowdown)
+            self.knows_decode = True
+        self._line = now
+
+    def _forget(self) -> list[float]:
+        """The weight that age leaves to each sample. A sample of little weight ages the others as little."""
+        newer, kept = 0.0, []
+        for each in reversed(self.works):
+            share = weight(each, self._line)
+            recency = 0.5 ** (newer / _HALF_LIFE)
+            newer += share
+            if recency * each.trust >= _COUNTS:
+                kept.append((recency * share, recency, each))
+        kept.reverse()
+        if len(kept) > MOST_WORKS:
+            least = sorted(value for value, _, _ in kept)[len(kept) - MOST_WORKS]
+            kept = [one for one in kept if one[0] >= least][-MOST_WORKS:]
+        self.works = deque((each for _, _, each in kept), maxlen=_MOST_UNSETTLED)
+        return [recency for _, recency, _ in kept]
+
+
+class EngineTimes:
+    """What one engine was seen to take."""
+
+    __slots__ = ("decode", "prefill", "reports_cache")
+
+    def __init__(self) -> None:
+        self.prefill = EngineFactor(prefill_share)
+        self.decode = EngineFactor(decode_share)
+        self.reports_cache = False  # it once reported cached tokens; from then on none reported means 0
+
+    def add(self, work: Work) -> None:
+        if work.own_tokens:
+            self.prefill.samples.append(work)
+        if work.steps > LEAST_DECODE_TOKENS:
+            self.decode.samples.append(work)
+
+    def settle(self, line: Line) -> None:
+        changed_s = max(self.decode.changed_s(line), self.prefill.changed_s(line))
+        for each in (self.decode, self.prefill):
+            each.forget_before(changed_s)
+        self.decode.settle(line)
+        self.prefill.settle(line, self.decode.value)
+        if self.decode.value != 1.0 and self.prefill.weight < LEAST_PREFILL_WEIGHT:
+            self.prefill.value = self._prefill_within_answers(line)
+
+    def _prefill_within_answers(self, line: Line) -> float:
+        """The prefill factor of an engine whose answers come in one piece: prefill is a small part of each."""
+        factor, whole = self.decode.value, [each for each in self.decode.samples if each.requests]
+        if len(whole) < LEAST_SAMPLES:
+            return self.prefill.value
+        before = line._replace(prefill_ms=line.prefill_ms * factor, alone_ms=line.alone_ms * factor)
+        found = fit(whole, [1.0] * len(whole), before)
+        return found.line.prefill_ms / line.prefill_ms if found.prefill_error <= MOST_ERROR else factor

@@ -1,0 +1,102 @@
+"""What one answer showed of its engine, and the timed parts of it that a fit can use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from fairlead.core.answer_times import Work
+from fairlead.core.token_model import Features
+
+LEAST_DECODE_TOKENS: Final = 16
+_ESTIMATED_TRUST: Final = 0.3  # in a prompt's length as routing estimated it
+_FULL_TRUST: Final = 0.03  # in a wait for an engine that had no room: most of it has causes that are not known here
+_FULL_DECODE_TRUST: Final = 0.15  # and in the decoding there, which preemptions interrupt
+STEPS_BEFORE: Final = 1.5  # of the batch that a prefill joins: half of the one under way, and its own
+_ENGINE_TIME_BOUND_MS: Final = 1e12
+
+
+class Observation(msgspec.Struct, frozen=True, gc=False):
+    """One answer, observed in full. Unknown is None, which is not 0."""
+
+    address: str  # of the engine that gave it
+    model: str
+    language: str
+    estimated_tokens: int  # as routing used them, with the rates that were in force
+    queued_tokens: int  # waiting at the endpoint when the request was sent there
+    rtt_ms: float
+    first_token_ms: float | None = None  # from the pick
+    decode_ms: float | None = None  # from the first token to the end
+    concurrent_requests: float = 0.0  # others that decoded at the engine while it did, on average
+    prefilled_tokens: int = 0  # of others' prompts there meanwhile
+    under_way_tokens: int = 0  # of another's prompt whose prefill was not done at the end; some of them were computed
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_ms: float | None = None  # from the pick to the end, of an answer in one piece
+    expected_cached_tokens: int = 0  # as routing took them
+    decoding_before: int = 0  # others that decoded at the engine when the request was sent there
+    direct: bool = True  # no other endpoint was tried first
+    engine_full: bool = False  # requests were seen to wait for room there
+    media: int = 0  # images and the like in the prompt
+    features: Features = ()  # of the prompt, see `core.token_model`
+    ended_s: float = 0.0  # of the router's clock
+
+
+def works_of(seen: Observation, *, reports_cache: bool) -> Iterable[Work]:
+    """The timed parts of an answer. `reports_cache`: its engine reports cached tokens where there are any."""
+    steps = max(0, (seen.completion_tokens or 0) - 1)
+    if seen.first_token_ms is not None:
+        yield from _until_first_token(seen, reports_cache=reports_cache)
+        if seen.decode_ms and steps >= LEAST_DECODE_TOKENS and seen.decode_ms < _ENGINE_TIME_BOUND_MS:
+            others, concurrent = float(seen.prefilled_tokens), steps * seen.concurrent_requests
+            trust = _FULL_DECODE_TRUST if seen.engine_full else 1.0
+            unsure = float(seen.under_way_tokens)
+            yield Work(seen.decode_ms, 0.0, 0.0, others, float(steps), concurrent, unsure, trust, seen.ended_s)
+        return
+    took_ms = 0.0 if seen.total_ms is None else seen.total_ms - seen.rtt_ms
+    if seen.completion_tokens and seen.direct and not seen.media and 0 < took_ms < _ENGINE_TIME_BOUND_MS:
+        own, unsure, trust = _computed(seen, reports_cache=reports_cache)
+        waited, others_before = _steps_before(seen)
+        concurrent = others_before + steps * seen.concurrent_requests
+        others = float(seen.prefilled_tokens)
+        unsure += seen.under_way_tokens
+        trust *= _FULL_DECODE_TRUST if seen.engine_full else 1.0
+        yield Work(took_ms, 1.0, own, others, waited + steps, concurrent, unsure, trust, seen.ended_s)
+
+
+def _until_first_token(seen: Observation, *, reports_cache: bool) -> Iterable[Work]:
+    took_ms = (seen.first_token_ms or 0.0) - seen.rtt_ms
+    if (
+        seen.media or not seen.direct or not 0 < took_ms < _ENGINE_TIME_BOUND_MS
+    ):  # an image's encoding is no prefill of tokens
+        return
+    own, unsure, trust = _computed(seen, reports_cache=reports_cache)
+    waited, concurrent = _steps_before(seen)
+    trust *= _FULL_TRUST if seen.engine_full else 1.0
+    yield Work(took_ms, 1.0, own, float(seen.queued_tokens), waited, concurrent, unsure, trust, seen.ended_s)
+
+
+def _steps_before(seen: Observation) -> tuple[float, float]:
+    """Decode steps that a prefill waits for and shares, and the sum over them of the other requests that decode."""
+    if not seen.decoding_before:
+        return 0.0, 0.0
+    return STEPS_BEFORE, STEPS_BEFORE * (seen.decoding_before - 1)
+
+
+def _computed(seen: Observation, *, reports_cache: bool) -> tuple[float, float, float]:
+    """Prompt tokens that were computed, those that may have been but are taken to be cached, and the trust in both.
+
+    An engine that never reported a cached token may have had more or fewer than routing expects, whether it reports
+    nothing or 0; of a prompt that is new to routing it had none.
+    """
+    prompt, trust = seen.prompt_tokens, 1.0
+    if prompt is None:
+        prompt, trust = seen.estimated_tokens, _ESTIMATED_TRUST
+    cached, unsure = seen.cached_tokens, 0
+    if not cached and not reports_cache:
+        unsure = min(seen.expected_cached_tokens, prompt)
+        cached = unsure if cached is None else cached
+    return float(max(1, prompt - (cached or 0))), float(unsure), trust

@@ -1,0 +1,157 @@
+"""Where the router believes things to be: endpoints in the pool, prompts in caches, sessions at their endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from fairlead.core.answered import Answered, AnsweredPrompts
+from fairlead.core.endpoint import Endpoint
+from fairlead.core.facts import RequestFacts
+from fairlead.core.migration import Planner, Rules
+from fairlead.core.moves import Move
+from fairlead.core.policy import Credit, Decision
+from fairlead.core.pool import Pool
+from fairlead.core.prefix_index import HeldBefore, PrefixIndex
+from fairlead.core.retention import LEAST_TOKENS, Retention
+from fairlead.core.sessions import SessionTable
+
+_COMPUTED_S: Final = 1.0
+
+FlipRefused = Literal["target_restarted", "target_unhealthy", "session_gone"]
+
+
+class Placement:
+    """The pool may be replaced between two decisions."""
+
+    def __init__(self, pool: Pool, index: PrefixIndex, sessions: SessionTable, rules: Rules) -> None:
+        self.pool = pool
+        self.index = index
+        self.sessions = sessions
+        self.planner = Planner(rules, sessions)
+        self.answered = AnsweredPrompts()
+        self.retentions: dict[str, Retention] = {}  # by address, of engines that were seen to report cached tokens
+
+    def forget_restarted(self, endpoints: Sequence[Endpoint]) -> None:
+        """What engines had cached before they restarted is gone."""
+        for endpoint in endpoints:
+            if endpoint._generation != endpoint.indexed_generation:
+                endpoint.indexed_generation = endpoint.generation
+                self.index.forget(endpoint.address)
+
+    def affinity_target(self, request: RequestFacts, now_s: float) -> str | None:
+        """Where the session is bound, unless that model has already answered this request wrongly."""
+        if request.session is None:
+            return None
+        target = self.sessions.endpoint_of(request.session, now_s)
+        if target is None or not request.attempted:
+            return target
+        endpoint = self.pool.by_address.get(target)
+        return None if endpoint is None or endpoint.model in request.attempted else target
+
+    def credit(
+        self, request: RequestFacts, held: Mapping[str, int], cached_tokens: dict[str, int], now_s: float
+    ) -> dict[str, Credit]:
+        """Raise `cached_tokens` where an engine answered this very prompt, or this conversation's last one."""
+        found: dict[str, Credit] = {}
+        for turn in (request.last_turn, request.turn):
+            known = None if turn is None else self.answered.get(turn.key)
+            if turn is None or known is None or held.get(known.address, 0) < turn.blocks:
+                continue
+            endpoint = self.pool.by_address.get(known.address)
+            if endpoint is None or not self.index.has_kept(known.address, known.used_s, now_s):
+                continue
+            if turn is request.turn:
+                tokens = known.prompt_tokens or request.tokens
+            else:
+                before, after = request.tokens_around(turn)
+                credit = Credit(known.prompt_tokens or before, known.reply_tokens or after - before)
+                found[known.address] = credit
+                tokens = credit.prompt_tokens + int(credit.reply_tokens * self.answered.reply_share(endpoint.model))
+            cached_tokens[known.address] = min(tokens, request.tokens)
+        return found
+
+    def commit(self, request: RequestFacts, address: str, now_s: float, *, binds: bool = True) -> Sequence[HeldBefore]:
+        """`request` goes to `address`: its prompt will be cached there; if it `binds`, its session is bound there.
+
+        Returns what was held there of its prompt before.
+        """
+        held: Sequence[HeldBefore] = ()
+        if request.prefix:
+            held = self.index.insert(request.prefix, address, now_s, request.block_tokens)
+            endpoint = self.pool.by_address.get(address)
+            if endpoint is not None:
+                endpoint.indexed_blocks = self.index.blocks(address)
+        if binds and request.session is not None and self.sessions.address_of(request.session) != address:
+            self.sessions.bind(request.session, address, now_s)
+        return held
+
+    def roll_back(self, request: RequestFacts, address: str, cached_blocks: int, committed_s: float) -> None:
+        """The prompt committed at `committed_s` was not computed at `address`, which had held `cached_blocks` of it."""
+        if request.prefix:
+            self.index.roll_back(request.prefix, address, cached_blocks, committed_s)
+
+    def answer_ended(
+        self, request: RequestFacts, address: str, committed_s: float, prompt_tokens: int | None, reply: int | None
+    ) -> None:
+        """The engine at `address` computed all of the prompt, and an answer of `reply` tokens."""
+        if request.turn is not None:
+            self.answered.add(request.turn.key, Answered(address, committed_s, prompt_tokens, reply))
+
+    def learn_cached(
+        self, request: RequestFacts, decision: Decision, held: Sequence[HeldBefore], cached_tokens: int | None
+    ) -> None:
+        """What the engine chosen by `decision` reports to have had in its cache, where `held` was expected."""
+        address = decision.addresses[0]
+        retention = self.retentions.setdefault(address, Retention())
+        retention.reports |= bool(cached_tokens)
+        if cached_tokens is None:
+            if not retention.reports:
+                return
+            cached_tokens = 0
+        now_s, start = decision.decided_s, 0
+        oldest: tuple[float, float] | None = None  # age and tokens of what was kept
+        for end, used_s in held:
+            first, last = request.tokens_in(start), request.tokens_in(end)
+            if cached_tokens < (first + last) / 2 and last - cached_tokens > LEAST_TOKENS:
+                if now_s - used_s > _COMPUTED_S and not decision.queued_tokens:  # else it may not be computed yet
+                    retention.observe(now_s - used_s, last - max(first, cached_tokens), kept=False)
+                break
+            if oldest is None or now_s - used_s >= oldest[0]:
+                oldest = now_s - used_s, last - first
+            start = end
+        if oldest is not None:
+            retention.observe(*oldest, kept=True)
+        credit = decision.credit
+        if credit is not None and credit.reply_tokens and cached_tokens > credit.prompt_tokens - LEAST_TOKENS:
+            share = (cached_tokens - credit.prompt_tokens) / credit.reply_tokens
+            self.answered.learn_share(decision.model, min(max(share, 0.0), 1.0))
+        if cached_tokens > decision.cached_tokens + LEAST_TOKENS and credit is None:
+            retention.surprised(cached_tokens - decision.cached_tokens)
+        self.index.evicted_before(address, now_s - retention.value_s)
+
+    def trim(self, now_s: float) -> None:
+        """Engines that evict sooner than their capacity says have evicted more since."""
+        addresses = self.pool.by_address
+        self.retentions = {address: each for address, each in self.retentions.items() if address in addresses}
+        for address, retention in self.retentions.items():
+            self.index.evicted_before(address, now_s - retention.value_s)
+        self.answered.forget_all_but(self.pool.models)
+
+    def flip(self, move: Move, request: RequestFacts, copied_share: float, now_s: float) -> FlipRefused | None:
+        """The target holds this share of the prompt of `request`, which caused `move`: the session is bound there now.
+
+        Returns why not, if it is not; then nothing has changed. `planner.ended` must follow either way.
+        """
+        target = self.pool.by_address.get(move.target)
+        if target is None or target.generation != move.target_generation:
+            return "target_restarted"
+        if not target.health.healthy:
+            return "target_unhealthy"
+        if not self.sessions.flip(move.session, move.bound, move.target, now_s):
+            return "session_gone"
+        held = int(len(request.prefix) * copied_share)
+        self.commit(msgspec.structs.replace(request, prefix=request.prefix[:held]), move.target, now_s)
+        return None

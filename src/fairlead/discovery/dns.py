@@ -1,0 +1,129 @@
+"""A DNS name whose records are the engines: addresses (A, AAAA), or hosts and ports (SRV), asked again at their TTL.
+
+The library is dnspython: `getaddrinfo` gives neither TTLs nor SRV records, and blocks. What it does not find may stand
+in /etc/hosts, so a name without records is looked up there before it counts as empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import dns.asyncresolver
+import dns.exception
+import dns.rdatatype
+import dns.resolver
+
+from fairlead.addresses import host_and_port
+from fairlead.discovery.source import DiscoveredEndpoint, EndpointSet, SourceStatus, UnusableError
+
+LEAST_TTL_S: Final = 1.0
+LONGEST_TTL_S: Final = 300.0
+_LOCAL_TTL_S: Final = 5.0  # of what this machine's own files say
+_LOOKUP_S: Final = 5.0
+_FIRST_PAUSE_S: Final = 0.5  # after a failure
+_LONGEST_PAUSE_S: Final = 10.0
+_BELIEVED: Final = 3  # answers in a row that there is no engine, before the last ones are given up
+_ADDRESSES: Final = (dns.rdatatype.A, dns.rdatatype.AAAA)
+
+
+class _Found(NamedTuple):
+    addresses: tuple[str, ...]  # ip:port, in a fixed order: servers rotate theirs
+    ttl_s: float
+
+
+class DnsSource:
+    """The engines that `name` lists: by SRV where `port` is None, else its addresses with that port.
+
+    `like` is what is known of each of them besides its address; `servers` are asked instead of the system's.
+    """
+
+    def __init__(self, name: str, port: int | None, like: DiscoveredEndpoint, servers: Sequence[str] = ()) -> None:
+        self.name = f"dns {name}"
+        self._host = name
+        self._port = port
+        self._like = like
+        self._servers = servers
+
+    async def sets(self, status: SourceStatus) -> AsyncIterator[EndpointSet]:
+        resolver = _resolver(self._servers)
+        pause_s, empty = _FIRST_PAUSE_S, 0
+        while True:
+            try:
+                found = await self._look_up(resolver)
+            except UnusableError as error:
+                status.failed(str(error))
+                await _sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            pause_s = _FIRST_PAUSE_S
+            empty = 0 if found.addresses else empty + 1
+            if found.addresses or not status.endpoints or empty >= _BELIEVED:
+                yield tuple(_at(self._like, address) for address in found.addresses)
+                await _sleep(min(max(found.ttl_s, LEAST_TTL_S), LONGEST_TTL_S))
+            else:
+                status.failed(f"{self._host} has no records now; asked {empty} of {_BELIEVED} times")
+                await _sleep(LEAST_TTL_S)
+
+    async def _look_up(self, resolver: dns.asyncresolver.Resolver) -> _Found:
+        if self._port is not None:
+            return await _with_port(resolver, self._host, self._port)
+        records, ttl_s = await _ask(resolver, self._host, dns.rdatatype.SRV)
+        hosts = sorted({(str(record.target).rstrip("."), int(record.port)) for record in records})
+        each = await asyncio.gather(*(_with_port(resolver, host, port) for host, port in hosts))
+        addresses = dict.fromkeys(address for found in each for address in found.addresses)
+        return _Found(tuple(addresses), min([ttl_s, *(found.ttl_s for found in each)]))
+
+
+def _resolver(servers: Sequence[str]) -> dns.asyncresolver.Resolver:
+    if not servers:
+        try:
+            resolver = dns.asyncresolver.Resolver()
+        except dns.resolver.NoResolverConfiguration:
+            raise UnusableError("this machine names no DNS server; name some under discovery.dns_servers") from None
+    else:
+        resolver = dns.asyncresolver.Resolver(configure=False)
+        resolver.nameservers = [dns.nameserver.Do53Nameserver(*host_and_port(server)) for server in servers]
+    resolver.lifetime = _LOOKUP_S
+    return resolver
+
+
+async def _with_port(resolver: dns.asyncresolver.Resolver, host: str, port: int) -> _Found:
+    (v4, v4_ttl_s), (v6, v6_ttl_s) = await asyncio.gather(*(_ask(resolver, host, kind) for kind in _ADDRESSES))
+    ips = sorted(str(record.address) for record in v4) + sorted(str(record.address) for record in v6)
+    ttl_s = min(v4_ttl_s if v4 else LONGEST_TTL_S, v6_ttl_s if v6 else LONGEST_TTL_S)
+    if not ips:
+        ips, ttl_s = await _of_this_machine(host), _LOCAL_TTL_S
+    return _Found(tuple(f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip in ips), ttl_s)
+
+
+async def _ask(
+    resolver: dns.asyncresolver.Resolver, name: str, kind: dns.rdatatype.RdataType
+) -> tuple[list[Any], float]:
+    """Records and for how long they hold; none where the name or such records do not exist. Raises UnusableError."""
+    try:
+        answer = await resolver.resolve(name, kind, search=True, raise_on_no_answer=False)
+    except dns.resolver.NXDOMAIN:
+        return [], LEAST_TTL_S
+    except (dns.exception.DNSException, OSError) as error:
+        raise UnusableError(f"{name} cannot be looked up: {error}") from None
+    return (list(answer.rrset), float(answer.rrset.ttl)) if answer.rrset is not None else ([], LEAST_TTL_S)
+
+
+async def _of_this_machine(host: str) -> list[str]:
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return sorted({str(each[4][0]) for each in found})
+
+
+def _at(like: DiscoveredEndpoint, address: str) -> DiscoveredEndpoint:
+    return DiscoveredEndpoint(address, like.models, like.engine, like.region, like.role, like.labels, like.capability)
+
+
+async def _sleep(seconds: float) -> None:
+    await asyncio.sleep(seconds * random.uniform(0.9, 1.1))

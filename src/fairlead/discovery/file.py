@@ -1,0 +1,119 @@
+"""A file that lists endpoints, in YAML or JSON, read again when it is replaced.
+
+    - 10.0.0.1:8000
+    - {address: "10.0.0.2:8000", models: [llama-3.1-8b], engine: vllm, region: us-east, draining: true}
+
+Write a new file next to it and rename it into place. One that is written in place may be read half: if that is not a
+list of endpoints, it is refused, and the last set stays until the next read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from fairlead.addresses import host_and_port
+from fairlead.dialects import dialect_called
+from fairlead.discovery.source import DiscoveredEndpoint, EndpointSet, SourceStatus, UnusableError
+
+POLL_S: Final = 0.25
+_MOST_BYTES: Final = 16 << 20
+
+
+class FileSource:
+    """The endpoints that the file at `path` lists."""
+
+    name = "file"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def sets(self, status: SourceStatus) -> AsyncIterator[EndpointSet]:
+        seen: tuple[int, int, int] | None = None
+        while True:
+            try:
+                stamp = _stamp(self._path)
+                if stamp != seen or status.error:
+                    endpoints = await asyncio.to_thread(read_endpoints, self._path)
+                    seen = stamp
+                    yield endpoints
+                else:
+                    status.confirmed()
+            except UnusableError as error:
+                status.failed(str(error))
+            await asyncio.sleep(POLL_S)
+
+
+def read_endpoints(path: Path) -> EndpointSet:
+    """The endpoints in `path`. Raises UnusableError with all that is wrong, the first mistake of each entry."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise UnusableError(f"{path} cannot be read ({error.strerror})") from None
+    if len(data) > _MOST_BYTES:
+        raise UnusableError(f"{path} is longer than {_MOST_BYTES >> 20} MiB")
+    try:
+        entries = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        entries = _from_yaml(path, data)
+    if not isinstance(entries, list):
+        raise UnusableError(f"{path} is no list of endpoints; write [] for none")
+    return _endpoints(path, entries)
+
+
+def _from_yaml(path: Path, data: bytes) -> Any:
+    try:
+        return yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise UnusableError(f"{path} is neither JSON nor YAML: {first_line}") from None
+
+
+def _endpoints(path: Path, entries: list[Any]) -> EndpointSet:
+    found: dict[str, DiscoveredEndpoint] = {}
+    mistakes = []
+    for index, entry in enumerate(entries):
+        try:
+            endpoint = _endpoint(entry)
+            if endpoint.address in found:
+                raise ValueError(f'"{endpoint.address}" is listed twice; remove one')
+        except (ValueError, msgspec.ValidationError) as error:
+            mistakes.append(f"{path}: [{index}]: {error}")
+            continue
+        found[endpoint.address] = endpoint
+    if mistakes:
+        raise UnusableError("; ".join(mistakes[:3]) + (f"; and {len(mistakes) - 3} more" if len(mistakes) > 3 else ""))
+    return tuple(found.values())
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    address: str
+    models: tuple[str, ...] = ()
+    engine: str = ""
+    region: str = ""
+    role: str = ""
+    labels: dict[str, str] = {}
+    capability: str = ""
+    draining: bool = False
+
+
+def _endpoint(entry: object) -> DiscoveredEndpoint:
+    read = msgspec.convert({"address": entry} if isinstance(entry, str) else entry, _Entry)
+    host_and_port(read.address)
+    if read.engine:
+        dialect_called(read.engine)
+    return DiscoveredEndpoint(**msgspec.structs.asdict(read))
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise UnusableError(f"{path} cannot be read ({error.strerror})") from None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino

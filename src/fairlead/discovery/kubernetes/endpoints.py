@@ -1,0 +1,106 @@
+"""Endpoints out of pods and EndpointSlices. Pure.
+
+What is ready takes requests. What has been ready and is not any more, or is about to end, drains; what has never been
+ready is not listed yet, as an engine that loads its weights has nothing to drain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from fairlead.dialects import DIALECTS
+from fairlead.discovery.kubernetes.objects import EndpointSlice, Pod, SlicePort
+from fairlead.discovery.source import DiscoveredEndpoint, EndpointSet
+
+# Of a pod, as an annotation or a label; the first that is there counts.
+MODEL: Final = ("fairlead/model",)  # names, with commas between them
+ENGINE: Final = ("fairlead/engine", "llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")
+REGION: Final = ("fairlead/region", "topology.kubernetes.io/region")
+ROLE: Final = ("fairlead/role", "llm-d.ai/role")
+CAPABILITY: Final = ("fairlead/capability",)
+ACTIVE_PORTS: Final = ("fairlead/active-ports", "llm-d.ai/active-ports")
+
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+
+class Seen:
+    """Addresses that have been ready, for as long as they are listed."""
+
+    def __init__(self) -> None:
+        self._ready: frozenset[str] = frozenset()
+
+    def settle(self, listed: Iterable[tuple[DiscoveredEndpoint, bool]]) -> EndpointSet:
+        """The endpoints of `listed`, each with whether it takes requests; each address once, sorted by it."""
+        chosen: dict[str, tuple[DiscoveredEndpoint, bool]] = {}
+        for endpoint, takes in listed:  # an address passes from a pod that ends to a new one
+            if endpoint.address not in chosen or (takes and not chosen[endpoint.address][1]):
+                chosen[endpoint.address] = endpoint, takes
+        kept = {address: one for address, one in chosen.items() if one[1] or address in self._ready}
+        self._ready = frozenset(kept)
+        return tuple(kept[address][0] for address in sorted(kept))
+
+
+def of_pods(pods: Iterable[Pod], ports: Sequence[int]) -> Iterable[tuple[DiscoveredEndpoint, bool]]:
+    """One endpoint for each port of each pod: several ports are data-parallel ranks."""
+    for pod in pods:
+        status, metadata = pod.status, pod.metadata
+        if not status.pod_ip or status.phase in _ENDED:
+            continue
+        is_ready = any(each.type == "Ready" and each.status == "True" for each in status.conditions or ())
+        takes = is_ready and metadata.deletion_timestamp is None
+        said = {**(metadata.labels or {}), **(metadata.annotations or {})}
+        engine = _first(said, ENGINE)
+        active = {part.strip() for part in _first(said, ACTIVE_PORTS).split(",")} - {""}
+        for rank, port in enumerate(ports):
+            if active and str(port) not in active:
+                continue
+            endpoint = DiscoveredEndpoint(
+                address=_address(status.pod_ip, port),
+                models=tuple(part.strip() for part in _first(said, MODEL).split(",") if part.strip()),
+                engine=engine if engine in DIALECTS else "",  # the engine itself is asked
+                region=_first(said, REGION),
+                role=_first(said, ROLE),
+                labels={"pod": metadata.name} | ({"rank": str(rank)} if len(ports) > 1 else {}),
+                capability=_file(_first(said, CAPABILITY)),
+                draining=not takes,
+            )
+            yield endpoint, takes
+
+
+def of_slices(slices: Collection[EndpointSlice], port: str | None) -> Iterable[tuple[DiscoveredEndpoint, bool]]:
+    """The endpoints of one Service at the port of that name or number; None: at its only one.
+
+    A Service of two families lists each pod under both; the IPv4 addresses are used.
+    """
+    families = {each.address_type for each in slices if each.endpoints}
+    family = "IPv4" if "IPv4" in families else "IPv6"
+    for each in slices:
+        number = _port(each.ports or (), port)
+        if each.address_type != family or number is None:
+            continue
+        for listed in each.endpoints or ():
+            conditions = listed.conditions
+            takes = conditions is None or (conditions.ready is not False and not conditions.terminating)
+            for ip in listed.addresses[:1]:  # more are the same endpoint's
+                yield DiscoveredEndpoint(address=_address(ip, number), draining=not takes), takes
+
+
+def _port(ports: Sequence[SlicePort], wanted: str | None) -> int | None:
+    known = [each for each in ports if each.protocol in (None, "TCP")]
+    if wanted is None:
+        return known[0].port if len(known) == 1 else None
+    return next((each.port for each in known if wanted in (each.name, str(each.port))), None)
+
+
+def _first(said: Mapping[str, str], names: Iterable[str]) -> str:
+    return next((said[name] for name in names if said.get(name)), "")
+
+
+def _file(name: str) -> str:
+    """`name`, unless it leaves the folder of the configuration: whoever writes pods need not be its owner."""
+    return "" if name.startswith("/") or ".." in name.split("/") else name
+
+
+def _address(ip: str, port: int) -> str:
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

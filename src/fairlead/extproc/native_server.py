@@ -1,0 +1,117 @@
+"""The processor on Fairlead's own edge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from fairlead.edge.grpc import Call, Health, Method, Status, StatusError
+from fairlead.edge.server import Server
+from fairlead.edge.tls import TlsFiles
+from fairlead.extproc.messages import Message, read
+from fairlead.extproc.processing import Processing
+from fairlead.extproc.replies import Reply
+from fairlead.extproc.server import (
+    HEALTH_NAMES,
+    LIVENESS,
+    PROCESS,
+    READINESS_NAMES,
+    TOO_EARLY,
+    max_message_bytes,
+    until_noticed,
+)
+from fairlead.extproc.services import Services
+
+_MOST_WAITING: Final = 8  # messages; Envoy leaves none waiting, as it waits for the reply
+
+
+class NativeServer:
+    """See `ProcessorServer`."""
+
+    def __init__(self, services: Services, address: str, tls: TlsFiles | None = None) -> None:
+        self._services = services
+        self._address = address
+        self._health = Health(HEALTH_NAMES)
+        process = Method(lambda call: _ProcessCall(call, services), read=read)
+        methods = {PROCESS: process, **self._health.methods(), **services.envoys.methods()}
+        self._server = Server(
+            methods,
+            max_message_bytes=max_message_bytes(services),
+            report_fault=services.recorder.stream_failed,
+            tls=tls,
+        )
+        services.edge = self._server.statistics
+
+    async def start(self) -> int:
+        port = await self._server.start(self._address)
+        self._health.set(HEALTH_NAMES if self._services.pool_is_known else (LIVENESS,), serving=True)
+        return port
+
+    async def report_ready(self) -> None:
+        self._health.set(READINESS_NAMES, serving=True)
+
+    async def withdraw(self) -> None:
+        self._health.set(READINESS_NAMES, serving=False)
+        if self._server.statistics().open_connections:
+            await until_noticed(lambda: self._health.checks)
+
+    async def drain(self, grace_s: float) -> None:
+        await self._server.drain(grace_s)
+
+
+class _ProcessCall:
+    """One request of Envoy's. While late replies are being made, further messages wait their turn."""
+
+    __slots__ = ("_call", "_is_early", "_later", "_processing", "_recorder", "_waiting")
+
+    def __init__(self, call: Call, services: Services) -> None:
+        self._call = call
+        self._recorder = services.recorder
+        self._processing = Processing(services)
+        self._is_early = not services.pool_is_known
+        self._later: asyncio.Future[Iterable[Reply]] | None = None
+        self._waiting: deque[Message] = deque()
+        self._recorder.running_streams += 1
+
+    def message(self, message: Message) -> None:
+        if self._later is None:
+            if self._is_early:
+                raise StatusError(Status.UNAVAILABLE, TOO_EARLY)
+            self._on(message)
+        elif len(self._waiting) < _MOST_WAITING:
+            self._waiting.append(message)
+        else:
+            raise StatusError(Status.RESOURCE_EXHAUSTED, "too many messages before the reply to an earlier one")
+
+    def half_closed(self) -> None:
+        self._call.finish()
+
+    def closed(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+        self._recorder.running_streams -= 1
+        self._processing.close()
+
+    def _on(self, message: Message) -> None:
+        self._reply(self._processing.on(message))
+        later = self._processing.later()
+        if later is not None:
+            self._later = asyncio.ensure_future(later)
+            self._later.add_done_callback(self._reply_later)
+
+    def _reply(self, replies: Iterable[Reply]) -> None:
+        for reply in replies:
+            if isinstance(reply, bytes):
+                self._call.send(reply)
+            else:
+                self._call.send(*reply)
+
+    def _reply_later(self, later: asyncio.Future[Iterable[Reply]]) -> None:
+        if later.cancelled():
+            return
+        self._later = None
+        self._reply(later.result())
+        while self._waiting and self._later is None and self._call.is_open:
+            self._on(self._waiting.popleft())

@@ -1,0 +1,81 @@
+"""Admission of one request: whether it must wait in the queue, and its replies once the queue has decided."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fairlead.admission.waiting import Verdict, Waiting
+from fairlead.api import refusals
+from fairlead.api.refusals import HttpAnswer
+from fairlead.extproc.exchange import Exchange, Replies
+from fairlead.extproc.pick import Pick, Prepared, Refused
+from fairlead.extproc.routed import place_counted, routed
+from fairlead.extproc.services import Services
+from fairlead.extproc.waiting_room import Terms
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+def must_wait(exchange: Exchange, prepared: Prepared) -> Terms | None:
+    """Its place in the queue; None if it may begin now."""
+    services, asked, headers = exchange.services, prepared.asked, exchange.headers
+    if prepared.facts.unread or not services.router.pool.knows(asked.name):
+        return None
+    if services.cascades.is_inner(headers):
+        return None  # what a cascade asks of its larger models has waited once
+    terms = services.waiting.terms(headers, asked.route)
+    lane = services.admission.lane(_lane_model(services, asked.name), exchange.subset)
+    return None if services.admission.passes(lane, terms.level, services.clock_s(), prepared.facts) else terms
+
+
+def join_queue(exchange: Exchange, prepared: Prepared, terms: Terms, *, end_of_stream: bool) -> asyncio.Future[Replies]:
+    """Its replies, once it has an endpoint or is refused."""
+    services, body = exchange.services, prepared.request.body
+    decided: asyncio.Future[Replies] = services.waiting.future()
+    now_s = services.clock_s()
+
+    def decide(verdict: Verdict) -> float:
+        exchange.waiting = None
+        waited_s = services.clock_s() - now_s
+        exchange.waited_ms = waited_s * 1e3
+        if verdict == "go":
+            try:
+                picked = place_counted(exchange, prepared, waited_s)
+            except Exception:  # an internal error; the body was read, so that it may be passed on is known
+                exchange.report_fault()
+                picked = Refused(refusals.unreadable())
+        else:
+            picked = Refused(_refusal(services, verdict, waiting), prepared.asked.route)
+        decided.set_result(routed(exchange, picked, body, end_of_stream=end_of_stream))
+        return exchange.engine_ms if isinstance(picked, Pick) else 0.0
+
+    lane = services.admission.lane(_lane_model(services, prepared.asked.name), exchange.subset)
+    useful_s = services.admission.longest_useful_wait_s(lane, prepared.facts, now_s)
+    waiting = exchange.waiting = Waiting(
+        lane,
+        decide,
+        level=terms.level,
+        tenant=terms.tenant,
+        cost_ms=services.admission.expected_ms(lane, prepared.facts),
+        size_bytes=len(body),
+        request=prepared.facts,
+        arrived_s=now_s,
+        expires_s=now_s + min(terms.longest_wait_s, useful_s),
+        due_s=now_s + terms.due_in_s,
+    )
+    services.waiting.enter(waiting)
+    return decided
+
+
+def _lane_model(services: Services, asked: str) -> str:
+    """Of a cascade the first model: an idle larger one must not let its requests in."""
+    cascade = services.cascades.routes.get(asked)
+    return asked if cascade is None else cascade.models[0]
+
+
+def _refusal(services: Services, verdict: Verdict, waiting: Waiting) -> HttpAnswer:
+    if verdict == "shutting_down":
+        return refusals.shutting_down()
+    retry_after_s = services.waiting.retry_after_s(waiting.lane, waiting.level, waiting.tenant)
+    return refusals.saturated(retry_after_s, b"rejected-ttl-expired" if verdict == "expired" else b"rejected-saturated")

@@ -1,0 +1,85 @@
+"""The replies that give a request its endpoint."""
+
+from __future__ import annotations
+
+from itertools import chain, cycle, islice
+
+from fairlead.api import headers as names
+from fairlead.api import refusals
+from fairlead.api.paths import query_model, with_query_model
+from fairlead.core.facts import unread_facts
+from fairlead.core.in_flight import InFlight
+from fairlead.core.policy import Refusal
+from fairlead.extproc import headers as h
+from fairlead.extproc import replies
+from fairlead.extproc.exchange import Exchange, Replies
+from fairlead.extproc.pick import Pick, Prepared, Refused, asked_of, place
+from fairlead.extproc.request import HttpRequest
+
+
+def place_counted(exchange: Exchange, prepared: Prepared | Refused, waited_s: float = 0.0) -> Pick | Refused:
+    """Its endpoint, after it has waited for so long; what it takes there counts for those that wait."""
+    if isinstance(prepared, Refused):
+        return prepared
+    services = exchange.services
+    picked = place(services, prepared, waited_s)
+    if services.waiting.is_on and isinstance(picked, Pick):
+        exchange.engine_ms = services.admission.began(picked.in_flight)
+    return picked
+
+
+def routed(exchange: Exchange, picked: Pick | Refused, body: bytes, *, end_of_stream: bool) -> Replies:
+    """A request whose whole body was read goes to the endpoint that was picked."""
+    if isinstance(picked, Refused):
+        return exchange.refuse(picked.answer, picked.route)
+    exchange.in_flight, exchange.pick, exchange.route = picked.in_flight, picked, picked.route
+    destination, headers = _destination(exchange, picked.in_flight), _own_id(exchange)
+    removed = h.forbidden_in(exchange.headers)
+    made: Replies
+    if exchange.request_duplex:
+        whole = body if picked.body is None else picked.body
+        streamed = replies.streamed_request_body(whole, end_of_stream=end_of_stream)
+        trailers = () if end_of_stream else (replies.REQUEST_TRAILERS,)
+        made = chain((replies.routed_headers(destination, headers, removed),), streamed, trailers)
+    else:
+        if picked.entry is not None and picked.entry.streams:
+            headers.append((names.EVENTS, b"1"))
+        if picked.body is not None:
+            headers.append((b"content-length", str(len(picked.body)).encode()))
+        made = (replies.routed_body(destination, headers, removed, picked.body),)
+    exchange.forget_body()
+    exchange.request_phase = "settled" if end_of_stream else "over"
+    return made
+
+
+def routed_unread(exchange: Exchange, path: str, *, has_ended: bool) -> Replies:
+    """By the headers alone; the query of an upgrade (`/v1/realtime?model=NAME`) may name a model."""
+    router, named, now_s = exchange.services.router, query_model(path), exchange.services.clock_s()
+    model, route = named, named or ""
+    if named:
+        request = HttpRequest(exchange.path, exchange.headers, exchange.request_id, b"")
+        model, route = asked_of(exchange.services, named, request)
+    facts = unread_facts(model if model is not None and router.pool.knows(model) else None)
+    in_flight, route = router.admit(facts, exchange.subset, now_s), route if facts.model else ""
+    if isinstance(in_flight, Refusal):
+        return exchange.refuse(refusals.no_endpoint(), route)
+    exchange.in_flight, exchange.route = in_flight, route
+    in_flight.sent(facts, now_s)
+    headers = _own_id(exchange)
+    if route and named != in_flight.decision.model:
+        headers.append((b":path", with_query_model(path, in_flight.decision.model).encode("latin-1")))
+    removed, skip_body = h.forbidden_in(exchange.headers), not exchange.request_duplex
+    made = replies.routed_headers(_destination(exchange, in_flight), headers, removed, skip_body=skip_body)
+    exchange.request_phase = "over" if has_ended else "passing"
+    return (made,)
+
+
+def _destination(exchange: Exchange, in_flight: InFlight) -> str:
+    # Past the end of a short list Envoy would go on with any engine, perhaps of another model: repeat the list.
+    addresses, wanted = in_flight.decision.addresses, 1 + exchange.services.router.fallbacks
+    return ",".join(addresses if len(addresses) == wanted else islice(cycle(addresses), wanted))
+
+
+def _own_id(exchange: Exchange) -> list[replies.Header]:
+    """The header for the id that we made, if we did."""
+    return [] if exchange.headers.get(names.REQUEST_ID) else [(names.REQUEST_ID, exchange.request_id)]

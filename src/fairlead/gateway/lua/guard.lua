@@ -1,0 +1,240 @@
+-- What Envoy does by itself with a request that the sidecar has not read: it is away or slow, or has no use for the path.
+-- The parameters that only Fairlead may set are blanked, a body that may hide them is refused, and the request goes to
+-- engines of its model. CONFIG, written above, holds what the configuration says.
+--
+-- One pass over the body, without recursion: a string is a key where a colon follows it. Where a body is not JSON this
+-- is wrong, and so is the body: engines refuse it. Python's parser also takes UTF-16 and UTF-32, which NUL bytes betray.
+
+local ffi = require("ffi")
+
+local QUOTE, COMMA, COLON, BACKSLASH, OPENS_LIST, CLOSES_LIST, OPENS, CLOSES = 34, 44, 58, 92, 91, 93, 123, 125
+local LONGEST_NAME = 6 * 24  -- each character of the longest parameter written as \uXXXX
+local MOST_NAMES = 100000  -- looked at in one body: some 20 ms
+local MOST_EDITS = 64
+local MOST_PARTS = 256
+local MOST_HEAD_BYTES = 4096  -- of one part of a form
+local ESCAPES = {b = "\b", f = "\f", n = "\n", r = "\r", t = "\t"}
+
+local function utf8(code)
+  if code < 0x80 then return string.char(code) end
+  if code < 0x800 then return string.char(0xC0 + math.floor(code / 0x40), 0x80 + code % 0x40) end
+  local high = 0xE0 + math.floor(code / 0x1000)
+  return string.char(high, 0x80 + math.floor(code / 0x40) % 0x40, 0x80 + code % 0x40)
+end
+
+-- The text of a JSON string without its quotes.
+local function unescaped(raw)
+  if not raw:find("\\", 1, true) then return raw end
+  return (raw:gsub("\\(.)(%x?%x?%x?%x?)", function(letter, hex)
+    if letter == "u" and #hex == 4 then return utf8(tonumber(hex, 16)) end
+    return (ESCAPES[letter] or letter) .. hex
+  end))
+end
+
+-- First bytes of the names that matter, or of an escape: most keys need no further look.
+local FIRST = {[BACKSLASH] = true, [string.byte("model")] = true}
+for name in pairs(CONFIG.parameters) do FIRST[name:byte()] = true end
+
+-- Where the string ends whose first character is `s[from]`: the index of its closing quote, or nil.
+local function closing_quote(s, from)
+  while true do
+    local quote = s:find('"', from, true)
+    if not quote then return nil end
+    local before = quote - 1
+    while before >= from and s:byte(before) == BACKSLASH do before = before - 1 end
+    if (quote - before) % 2 == 1 then return quote end
+    from = quote + 1
+  end
+end
+
+-- The index of the first byte from `at` (counted from 0, as in all of `bytes`) that is not white space.
+local function past_space(bytes, at)
+  while bytes[at] == 32 or bytes[at] == 10 or bytes[at] == 13 or bytes[at] == 9 do at = at + 1 end
+  return at
+end
+
+local function past_scalar(bytes, at, size)
+  while at < size do
+    local byte = bytes[at]
+    if byte == COMMA or byte <= 32 or byte == CLOSES or byte == CLOSES_LIST then return at end
+    at = at + 1
+  end
+  return at
+end
+
+-- The edits that a JSON body needs, in order: {from, to, what it is}; and the model that it names. nil: not to be read.
+local function read_json(s)
+  if s:find("\0", 1, true) then return nil end
+  local bytes, size = ffi.cast("const uint8_t *", s), #s
+  local edits, model = {}, nil
+  local at, depth, names = 0, 0, 0
+  local blanked_from, blanked_depth = nil, -1
+  while at < size do
+    local byte = bytes[at]
+    if byte == QUOTE then
+      local quote = closing_quote(s, at + 2)
+      if not quote then return nil end
+      local first, last = at + 2, quote - 1
+      at = past_space(bytes, quote)
+      if bytes[at] == COLON and not blanked_from then
+        local value = past_space(bytes, at + 1)
+        at = value
+        if FIRST[s:byte(first)] and last - first < LONGEST_NAME then
+          names = names + 1
+          if names > MOST_NAMES then return nil end
+          local name = unescaped(s:sub(first, last))
+          local where = CONFIG.parameters[name]
+          if where == "anywhere" or (where == "top" and depth == 1) then
+            if bytes[value] == OPENS or bytes[value] == OPENS_LIST then
+              blanked_from, blanked_depth = value, depth
+            else
+              at = bytes[value] == QUOTE and closing_quote(s, value + 2) or past_scalar(bytes, value, size)
+              edits[#edits + 1] = {value + 1, at, "null"}
+            end
+          elseif name == "model" and depth == 1 and bytes[value] == QUOTE then
+            at = closing_quote(s, value + 2) or size
+            model = unescaped(s:sub(value + 2, at - 1))
+            edits[#edits + 1] = {value + 1, at, "model"}
+          end
+          if #edits > MOST_EDITS then return nil end
+        end
+      end
+    elseif byte == OPENS or byte == OPENS_LIST then
+      depth = depth + 1
+      at = at + 1
+    elseif byte == CLOSES or byte == CLOSES_LIST then
+      depth = depth - 1
+      at = at + 1
+      if blanked_from and depth == blanked_depth then
+        edits[#edits + 1] = {blanked_from + 1, at, "null"}
+        blanked_from = nil
+      end
+    else
+      at = at + 1
+    end
+  end
+  if blanked_from then return nil end
+  return edits, model
+end
+
+-- The same for a form: audio and images come so. A part has headers, an empty line, and a value up to the boundary.
+local function read_form(s, boundary)
+  for name, where in pairs(CONFIG.parameters) do
+    if where == "anywhere" and s:find(name, 1, true) then return nil end
+  end
+  local edits, model = {}, nil
+  local delimiter = "--" .. boundary
+  local from, last = s:find(delimiter, 1, true)
+  for _ = 1, MOST_PARTS do
+    if not from then return nil end
+    if s:sub(last + 1, last + 2) == "--" then return edits, model end
+    local head = s:sub(last + 1, last + MOST_HEAD_BYTES)
+    local _, head_length = head:find("\r\n\r\n", 1, true)
+    local next_from, next_last = s:find("\r\n" .. delimiter, last + 1, true)
+    if not head_length or not next_from or last + head_length >= next_from then return nil end
+    local name = head:sub(1, head_length):match('[; ][nN][aA][mM][eE]="?([^";\r\n]*)')
+    if CONFIG.parameters[name or ""] then return nil end
+    if name == "model" then
+      model = s:sub(last + head_length + 1, next_from - 1)
+      edits[#edits + 1] = {last + head_length + 1, next_from - 1, "model"}
+    end
+    from, last = next_from, next_last
+  end
+  return nil
+end
+
+-- `s` without the parameters, and where the model's name stands in it: "from-to,..." counted from 0.
+local function edited(s, edits)
+  local pieces, length, done, spans = {}, 0, 0, {}
+  local function add(piece)
+    pieces[#pieces + 1] = piece
+    length = length + #piece
+  end
+  for _, edit in ipairs(edits) do
+    add(s:sub(done + 1, edit[1] - 1))
+    if edit[3] == "model" then
+      spans[#spans + 1] = string.format("%d-%d", length, length + edit[2] - edit[1] + 1)
+      add(s:sub(edit[1], edit[2]))
+    else
+      add("null")
+    end
+    done = edit[2]
+  end
+  add(s:sub(done + 1))
+  return table.concat(pieces), table.concat(spans, ",")
+end
+
+-- What to do with a body: its edits and the model, or nothing and why it is refused.
+local function read(s, headers)
+  local encoding = headers:get("content-encoding")
+  if encoding and encoding:lower() ~= "identity" then
+    return nil, nil, "The body is compressed (content-encoding); send it as it is"
+  end
+  local first = s:match("^[ \t\r\n]*(.)")
+  local edits, model
+  if first == "{" or first == "[" then
+    edits, model = read_json(s)
+    if edits then return edits, model end
+    return nil, nil, "The body is not JSON in UTF-8, or too much of it is keys"
+  end
+  local kind, boundary = headers:get("content-type") or "", nil
+  if kind:lower():find("multipart/form-data", 1, true) then
+    boundary = kind:match('[bB][oO][uU][nN][dD][aA][rR][yY]="([^"]+)"') or kind:match("[bB][oO][uU][nN][dD][aA][rR][yY]=([^;%s]+)")
+  end
+  if boundary then edits, model = read_form(s, boundary) end
+  if edits then return edits, model end
+  return nil, nil, "The body is neither a JSON object nor a form that can be read"
+end
+
+local function refuse(handle, message)
+  local shape = '{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":"invalid_request"}}'
+  handle:respond({[":status"] = "400", ["content-type"] = "application/json"}, shape:format(message))
+end
+
+-- A WebSocket has no body to wait for: its model is in the query of its path.
+local function upgrade(handle)
+  local headers = handle:headers()
+  local named = (headers:get(":path") or ""):match("[?&]model=([^&]*)")
+  local model = (named or ""):gsub("+", " "):gsub("%%(%x%x)", function(hex) return string.char(tonumber(hex, 16)) end)
+  local cluster = CONFIG.clusters[model]
+  if not cluster or headers:get(CONFIG.destination) then return end
+  headers:replace("x-fairlead-cluster", cluster)
+  if CONFIG.rewrites[cluster] then headers:replace("x-fairlead-model-spans", "query") end
+  handle:clearRouteCache()
+end
+
+function envoy_on_request(handle)
+  if CONFIG.upgrades then return upgrade(handle) end
+  local body = handle:body()
+  if not body or body:length() == 0 then return end
+  local headers = handle:headers()
+  -- An error here must not let the request pass as it is, as Envoy would do.
+  local ran, edits, model, reason = pcall(function()
+    local s = body:getBytes(0, body:length())
+    local edits, model, reason = read(s, headers)
+    if not edits then return nil, nil, reason end
+    local cluster = nil
+    if not headers:get(CONFIG.destination) then cluster = CONFIG.clusters[model or ""] end
+    local changed, spans = s, ""
+    if #edits > 0 then changed, spans = edited(s, edits) end
+    if changed ~= s then
+      body:setBytes(changed)
+      headers:replace("content-length", tostring(#changed))
+    end
+    if cluster then
+      headers:replace("x-fairlead-cluster", cluster)
+      if CONFIG.rewrites[cluster] then
+        headers:replace("x-fairlead-model-spans", spans)
+        if s:match("^[ \t\r\n]*{") then headers:replace("x-fairlead-model-quoted", "1") end
+      end
+      handle:clearRouteCache()
+    end
+    return edits, model, nil
+  end)
+  if not ran then
+    handle:logErr("fairlead: " .. tostring(edits))
+    refuse(handle, "The body cannot be read by this gateway now; try again")
+  elseif not edits and not CONFIG.trusts_clients then
+    refuse(handle, reason)
+  end
+end

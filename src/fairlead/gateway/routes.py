@@ -1,0 +1,162 @@
+"""Where a request goes: to the sidecar's choice, to engines of its model, to any engine, or nowhere.
+
+Routes are tried in order. The sidecar's choice and the guard's are headers, which a client cannot set.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from fairlead.api import headers
+from fairlead.config import Config
+from fairlead.gateway import paths
+from fairlead.gateway.guard import (
+    CLUSTER_HEADER,
+    EVENTS_HEADER,
+    makes_events,
+    models_of_blind_routes,
+    no_guard,
+)
+from fairlead.gateway.parts import DESTINATION, ENGINES_CLUSTER, Mode, Part, seconds, type_url
+from fairlead.gateway.replies import envelope
+
+# A long answer that is not streamed sends nothing for minutes; a stream may pause while an engine is busy.
+ENGINE_SILENCE_MS: Final = 3_600_000
+
+MOST_BLIND_RETRIES: Final = 7
+_FAILURES: Final = "5xx,reset,connect-failure,refused-stream"
+_QUEUE_FULL: Final = 429  # of one engine; the client gets it when every engine that was tried is full
+_ATTEMPTS_AT_A_MODEL: Final = 2  # for each model of a route, before the next model is tried
+
+BUFFER: Final = "envoy.filters.http.buffer"
+PROCESSOR: Final = "envoy.filters.http.ext_proc"
+
+
+def routes(config: Config, mode: Mode) -> Part:
+    return {
+        "name": "pool",
+        "virtual_hosts": [
+            {
+                "name": "pool",
+                "domains": ["*"],
+                "request_body_buffer_limit": config.gateway.max_body_bytes,
+                # Envoy adds the first for every client that is not internal; the second is the sidecar's secret.
+                "request_headers_to_remove": [
+                    "x-envoy-external-address",
+                    headers.INNER.decode(),
+                    CLUSTER_HEADER,
+                    EVENTS_HEADER,
+                ],
+                "routes": _routes(config, mode),
+            }
+        ],
+    }
+
+
+def _routes(config: Config, mode: Mode) -> list[Part]:
+    allowed = paths.allowed(config.gateway.paths)
+    chosen = {"name": DESTINATION, "present_match": True}
+    # In full duplex a body with trailers is sent again in full by each retry, after what the engine already has.
+    down_the_list = _retry_down_the_list(0 if mode == "full_duplex" else config.gateway.fallbacks)
+    others = MOST_BLIND_RETRIES if config.gateway.endpoints == "eds" else len(config.pool.endpoints) - 1
+    elsewhere = _retry_elsewhere(min(others, MOST_BLIND_RETRIES))
+    read = _to_engines("chosen", _match(paths.read_by_the_sidecar(), chosen), down_the_list)
+    read["typed_per_filter_config"] = no_guard()
+    found = [_nowhere("two readings", _match(paths.TWO_READINGS))]
+    if config.cascades():
+        streamed = _match(paths.read_by_the_sidecar(), {"name": EVENTS_HEADER, "present_match": True})
+        found.append(_to_engines("chosen, a cascade as a stream", streamed, down_the_list))
+        found[-1]["typed_per_filter_config"] = no_guard() | makes_events()
+    found.append(read)
+    found.append(_to_engines("chosen, unread", _match(allowed, chosen), down_the_list))
+    if models_of_blind_routes(config):
+        of_a_model = {"name": CLUSTER_HEADER, "string_match": {"prefix": "model:"}}
+        of_a_route = {"name": CLUSTER_HEADER, "string_match": {"prefix": "route:"}}
+        found.append(_to_engines("blind, of a model", _match(allowed, of_a_model), elsewhere, by_header=True))
+        next_model = _retry_at_the_next_model()
+        found.append(_to_engines("blind, of a route", _match(allowed, of_a_route), next_model, by_header=True))
+    found.append(_to_engines("blind", _match(allowed), elsewhere))
+    found.append(_nowhere("not allowed", {"prefix": "/"}))
+    return found
+
+
+def _match(path: str, header: Part | None = None) -> Part:
+    match: Part = {"safe_regex": {"regex": path}}
+    return match if header is None else match | {"headers": [header]}
+
+
+def _to_engines(name: str, match: Part, retry_policy: Part | None, *, by_header: bool = False) -> Part:
+    action: Part = {"cluster_header": CLUSTER_HEADER} if by_header else {"cluster": ENGINES_CLUSTER}
+    action["timeout"] = "0s"  # the default of 15 s would end most long answers
+    action["idle_timeout"] = seconds(ENGINE_SILENCE_MS)
+    if retry_policy is not None:
+        action["retry_policy"] = retry_policy
+    return {"name": name, "match": match, "route": action}
+
+
+def _nowhere(name: str, match: Part) -> Part:
+    """A 404 at once: no filter waits for the body or asks the sidecar."""
+    message = "This path is not open to clients of this gateway; to open it, add it to gateway.paths"
+    body = json.dumps(envelope(message, "invalid_request_error", "unknown_path"), separators=(",", ":"))
+    processor = "envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
+    buffer = "envoy.extensions.filters.http.buffer.v3.BufferPerRoute"
+    return {
+        "name": name,
+        "match": match,
+        "direct_response": {"status": 404, "body": {"inline_string": body}},
+        "response_headers_to_add": [
+            {
+                "header": {"key": "content-type", "value": "application/json"},
+                "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+            }
+        ],
+        "typed_per_filter_config": {
+            PROCESSOR: {"@type": type_url(processor), "disabled": True},
+            BUFFER: {"@type": type_url(buffer), "disabled": True},
+            **no_guard(),
+        },
+    }
+
+
+def _retry_down_the_list(fallbacks: int) -> Part | None:
+    """The sidecar's list names the next address, so no host has to be excluded here."""
+    if fallbacks == 0:
+        return None
+    return {
+        "retry_on": f"{_FAILURES},retriable-status-codes",
+        "retriable_status_codes": [_QUEUE_FULL],
+        "num_retries": fallbacks,
+        "retry_back_off": _back_off(base_ms=25),
+    }
+
+
+def _retry_elsewhere(retries: int) -> Part | None:
+    """A blind choice may hit an engine that does not serve the asked model: its 404 moves on, like a failure."""
+    if retries == 0:
+        return None
+    previous_hosts = "envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+    return {
+        "retry_on": f"{_FAILURES},retriable-status-codes",
+        "retriable_status_codes": [404, _QUEUE_FULL],
+        "num_retries": retries,
+        "retry_back_off": _back_off(base_ms=5),  # short, since each attempt goes to another engine
+        "retry_host_predicate": [
+            {"name": "envoy.retry_host_predicates.previous_hosts", "typed_config": {"@type": type_url(previous_hosts)}}
+        ],
+        # Draws until an untried host comes up. With 7 of 8 tried, 64 draws would miss the last once in 5,000 times.
+        "host_selection_retry_max_attempts": 256,
+    }
+
+
+def _retry_at_the_next_model() -> Part:
+    """The models of a route are priorities of its cluster; after the last comes the first again."""
+    name = "envoy.extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig"
+    config = {"@type": type_url(name), "update_frequency": _ATTEMPTS_AT_A_MODEL}
+    retry = _retry_elsewhere(MOST_BLIND_RETRIES)
+    assert retry is not None
+    return retry | {"retry_priority": {"name": "envoy.retry_priorities.previous_priorities", "typed_config": config}}
+
+
+def _back_off(base_ms: float) -> Part:
+    return {"base_interval": seconds(base_ms), "max_interval": seconds(10 * base_ms)}

@@ -1,0 +1,86 @@
+"""The file that keeps what was learned, and which endpoints drain, over restarts: read as serving begins, written now
+and then and at the end, and at once after a drain.
+
+One that cannot be read, or that another version wrote, is left out with a line in the log: all is then learned again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from fairlead.core.learned_state import LearnedState, restore, snapshot
+from fairlead.extproc.services import Services
+from fairlead.files import replace_file
+
+SAVE_S: Final = 60.0
+_DRAINS_S: Final = 0.5
+MOST_BYTES: Final = 16 << 20
+
+log = structlog.get_logger("fairlead")
+
+
+class LearnedFile:
+    """`observe.state` of the configuration in force, relative to `folder`; without it nothing is kept."""
+
+    def __init__(self, services: Services, folder: Path) -> None:
+        self._services = services
+        self._folder = folder
+        self._saved_answers = 0  # observed until then
+        self._saved_draining: set[str] = set()
+
+    @property
+    def path(self) -> Path | None:
+        state = self._services.config.observe.state
+        return None if state is None else self._folder / state
+
+    def load(self) -> None:
+        """Put what the file knows in force for the pool as it is."""
+        path, services = self.path, self._services
+        if path is None or not path.exists():
+            return
+        try:
+            if path.stat().st_size > MOST_BYTES:
+                raise ValueError(f"it has more than {MOST_BYTES} bytes")
+            state = msgspec.json.decode(path.read_bytes(), type=LearnedState)
+        except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            log.warning("what was learned before is not used; all is learned again", file=str(path), reason=str(error))
+            return
+        self._saved_draining = set(state.draining)
+        services.router.planner.draining |= self._saved_draining
+        restore(state, services.learner, services.router.pool, now_s=services.clock_s(), unix_s=time.time())
+        log.info("goes on with what was learned before", file=str(path), engines=len(state.engines))
+
+    async def keep(self) -> None:
+        """Write the file once a minute if there is anything new, and soon after a drain. Runs until cancelled."""
+        saved_s = self._services.clock_s()
+        while True:
+            await asyncio.sleep(_DRAINS_S)
+            now_s = self._services.clock_s()
+            if now_s - saved_s >= SAVE_S or self._services.router.planner.draining != self._saved_draining:
+                saved_s = now_s
+                await self.save()
+
+    async def save(self) -> None:
+        """Write the file if there is anything new; the event loop only copies lists."""
+        path, services = self.path, self._services
+        answers, draining = services.recorder.observations, set(services.router.planner.draining)
+        if path is None or (answers == self._saved_answers and draining == self._saved_draining):
+            return
+        self._saved_answers, self._saved_draining = answers, draining
+        state = snapshot(services.learner, now_s=services.clock_s(), unix_s=time.time())
+        state = msgspec.structs.replace(state, draining=sorted(draining))
+        try:
+            await asyncio.to_thread(_write, path, state)
+        except OSError as error:
+            log.warning("what was learned cannot be saved", file=str(path), reason=error.strerror or str(error))
+
+
+def _write(path: Path, state: LearnedState) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, msgspec.json.encode(state))

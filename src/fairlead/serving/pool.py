@@ -1,0 +1,202 @@
+"""Build the router's pool from the validated configuration, and from what was discovered in addition to it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from fairlead.addresses import host_and_port, is_ip
+from fairlead.config import Config, ConfigError
+from fairlead.core.capability import NEUTRAL, Capability, CapabilityFile, parse_capability_file
+from fairlead.core.endpoint import Endpoint, EndpointSpec
+from fairlead.core.health import DRAINING, LEAVING
+from fairlead.core.pool import Pool
+from fairlead.core.splits import NO_REWRITES, Rewrites
+from fairlead.errors import UserError
+from fairlead.serving.membership import Member
+
+log = structlog.get_logger("fairlead")
+
+
+def make_pool(
+    config: Config,
+    folder: Path,
+    current: Pool | None = None,
+    members: Sequence[Member] = (),
+    addresses: Sequence[str] | None = None,
+    rewrites: Rewrites = NO_REWRITES,
+) -> Pool:
+    """The pool of `config`, whose capability files are relative to `folder`, and of `members` after it.
+
+    Its first endpoints are those of `config.pool.endpoints` in their order. Endpoints of `current` that stay keep their
+    load and health. `addresses` are those of the configured endpoints, where they are resolved already, and `rewrites`
+    those that were discovered. Raises ConfigError, with all mistakes, for host names that do not resolve, for two names
+    of one endpoint and for capability files that cannot be used. What is wrong with a discovered endpoint is logged,
+    and costs only what it is about.
+    """
+    mistakes: list[UserError] = []
+    capabilities = _capabilities(config, folder, mistakes)
+    if addresses is None:
+        addresses = _addresses(config, mistakes)
+    if mistakes:
+        raise ConfigError("\n".join(str(config.located(mistake)) for mistake in mistakes))
+    specs = []
+    for configured, address in zip(config.pool.endpoints, addresses, strict=True):
+        model = config.model(configured.model)
+        spec = EndpointSpec(
+            address=address,
+            model=configured.model,
+            prefill_ms_per_token=model.prefill_ms_per_token,
+            decode_ms_per_token=model.decode_ms_per_token,
+            max_model_len=model.max_model_len,
+            capability=capabilities[configured.model],
+            region=configured.region,
+            engine=configured.engine,
+            kv_connector=configured.kv_transfer.connector if configured.kv_transfer is not None else "",
+        )
+        specs.append(spec)
+    specs += _discovered(config, folder, members, capabilities, set(addresses))
+    stay = current.by_address if current is not None else {}
+    endpoints = [_kept(stay.get(spec.address), spec) for spec in specs]
+    found = {member.found.address: member for member in members if member.found.address not in addresses}
+    for endpoint in endpoints:
+        member = found.get(endpoint.address)
+        endpoint.health.withhold(DRAINING, active=member is not None and member.found.draining)
+        endpoint.health.withhold(LEAVING, active=member is not None and member.leaving)
+    routes = _names_of(rewrites, endpoints) | config.models_of_routes()
+    return Pool(endpoints, routes, expected=config.pool.models)
+
+
+def _names_of(rewrites: Rewrites, endpoints: Iterable[Endpoint]) -> dict[str, tuple[str, ...]]:
+    """Names that clients may ask for only because they are rewritten. A served model keeps its own engines."""
+    served = {name for each in endpoints for name in (each.model, *each.identity.models)}
+    return {
+        name: split.models
+        for name, split in rewrites.by_name.items()
+        if name not in served and name not in split.models
+    }
+
+
+def _discovered(
+    config: Config, folder: Path, members: Iterable[Member], capabilities: dict[str, Capability], listed: set[str]
+) -> Iterable[EndpointSpec]:
+    """`listed` are the addresses that the configuration has: its own entries count for these."""
+    files: dict[str, CapabilityFile] = {}
+    for member in members:
+        found, name = member.found, member.model
+        if found.address in listed:
+            continue
+        model = config.model(name)
+        file = found.capability or model.capability
+        key = f"{name}\n{found.capability}" if found.capability else name
+        if key not in capabilities:
+            try:
+                capabilities[key] = _with_tasks(config, name, file, folder, files)
+            except UserError as error:
+                log.error("a discovered endpoint counts as always right", endpoint=found.address, reason=str(error))
+                capabilities[key] = NEUTRAL
+        lengths = [n for n in (model.max_model_len, member.serves.max_model_len) if n is not None]
+        yield EndpointSpec(
+            address=found.address,
+            model=name,
+            prefill_ms_per_token=model.prefill_ms_per_token,
+            decode_ms_per_token=model.decode_ms_per_token,
+            max_model_len=min(lengths, default=None),
+            capability=capabilities[key],
+            region=found.region,
+            engine=found.engine or member.serves.engine,
+        )
+
+
+def _kept(known: Endpoint | None, spec: EndpointSpec) -> Endpoint:
+    if known is None:
+        return Endpoint(spec)
+    known.respecify(spec)
+    return known
+
+
+def resolve(address: str, where: str) -> str:
+    """`address` with its host as an IP address: Envoy knows its upstream hosts by nothing else."""
+    host, port = host_and_port(address)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is too long
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(f'{where}: the host name "{host}" does not resolve ({reason}); write an IP address') from None
+    ip = str(found[4][0])
+    return f"[{ip}]:{port}" if found[0] == socket.AF_INET6 else f"{ip}:{port}"
+
+
+def has_names(config: Config) -> bool:
+    """Whether an endpoint of the configuration is named, so that its address may change."""
+    return any(not is_ip(host_and_port(endpoint.address)[0]) for endpoint in config.pool.endpoints)
+
+
+def resolved(config: Config) -> list[str]:
+    """The present addresses of `config.pool.endpoints`. Blocks. Raises UserError for a name that does not resolve."""
+    mistakes: list[UserError] = []
+    addresses = _addresses(config, mistakes)
+    if mistakes:
+        raise mistakes[0]
+    return addresses
+
+
+def _addresses(config: Config, mistakes: list[UserError]) -> list[str]:
+    """Resolved addresses in the order of the endpoints; mistakes are added to `mistakes`."""
+    first_with: dict[str, int] = {}
+    for index, configured in enumerate(config.pool.endpoints):
+        where = f"pool.endpoints[{index}].address"
+        try:
+            address = resolve(configured.address, where)
+        except UserError as error:
+            mistakes.append(error)
+            continue
+        first = first_with.setdefault(address, index)
+        if first != index:
+            message = f'"{configured.address}" is {address}, as pool.endpoints[{first}] is; remove one of them'
+            mistakes.append(UserError(f"{where}: {message}"))
+    return list(first_with)
+
+
+def _capabilities(config: Config, folder: Path, mistakes: list[UserError]) -> dict[str, Capability]:
+    """Capabilities by model; mistakes are added to `mistakes`."""
+    files: dict[str, CapabilityFile] = {}
+    known = {}
+    for model in dict.fromkeys(endpoint.model for endpoint in config.pool.endpoints):
+        try:
+            known[model] = _with_tasks(config, model, config.model(model).capability, folder, files)
+        except UserError as error:
+            mistakes.append(error)
+    return known
+
+
+def _with_tasks(
+    config: Config, model: str, file: str | None, folder: Path, files: dict[str, CapabilityFile]
+) -> Capability:
+    """The capability of `file`, and those that the model has for single tasks."""
+    where = f"pool.models.{model}"
+    own = _capability(model, file, f"{where}.capability", folder, files)
+    tasks = {
+        task: _capability(model, of_task, f"{where}.tasks.{task}", folder, files)
+        for task, of_task in config.model(model).tasks.items()
+    }
+    return replace(own, tasks=tasks) if tasks else own
+
+
+def _capability(model: str, file: str | None, where: str, folder: Path, files: dict[str, CapabilityFile]) -> Capability:
+    if file is None:
+        return NEUTRAL
+    path = folder / file
+    try:
+        if file not in files:
+            files[file] = parse_capability_file(path.read_bytes())
+        return files[file].of_model(model)
+    except OSError as error:
+        message = f"{path} cannot be read ({error.strerror}); write it with `fairlead fit`, or remove the key"
+        raise UserError(f"{where}: {message}") from None
+    except ValueError as error:
+        raise UserError(f"{where}: {path}: {error}") from None

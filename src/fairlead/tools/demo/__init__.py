@@ -1,0 +1,1 @@
+"""`fairlead demo`: the whole system on one machine. `show` runs it from start to end."""

@@ -1,0 +1,62 @@
+"""The picture of a search: quality against latency, a dot for every choice of models and thresholds."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from fairlead.errors import UserError
+from fairlead.files import replace_file
+from fairlead.tools.plan.make import Made
+
+Floats = NDArray[np.float64]
+
+_DOT, _FRONT, _CHOSEN = "#56B4E9", "#0072B2", "#D55E00"  # Okabe and Ito's colours
+_MS_PER_S = 1000.0
+
+
+def pareto_front(latency_ms: Floats, quality: Floats) -> NDArray[np.intp]:
+    """Indices of the points that no other beats in both, from the fastest to the best."""
+    order = np.lexsort((-quality, latency_ms))
+    best = np.maximum.accumulate(np.concatenate(([-np.inf], quality[order][:-1])))
+    front: NDArray[np.intp] = order[(quality[order] > best) & np.isfinite(latency_ms[order])]
+    return front
+
+
+def write_plot(path: Path, made: Made) -> None:
+    """Raises UserError if the file cannot be written."""
+    plan = made.plan
+    front = pareto_front(made.latency_ms, made.quality)
+    figure = Figure(figsize=(7.2, 4.8), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    axes.scatter(made.latency_ms / _MS_PER_S, made.quality, s=6, color=_DOT, alpha=0.35, linewidth=0)
+    axes.plot(
+        made.latency_ms[front] / _MS_PER_S, made.quality[front], color=_FRONT, drawstyle="steps-post",
+        label="the best quality within each latency",
+    )  # fmt: skip
+    chosen_s = made.searched.best.latency_ms / _MS_PER_S
+    axes.plot(chosen_s, plan.quality, "*", color=_CHOSEN, markersize=15, label="this plan")
+    for quality, model in ((plan.utopia, plan.models[-1]), (plan.nadir, plan.models[0])):
+        axes.axhline(quality, color="#777777", linewidth=0.8, linestyle="--")
+        axes.annotate(
+            f"{model} alone".replace("$", r"\$"), (1, quality), xycoords=("axes fraction", "data"), ha="right",
+            va="bottom", fontsize=8, color="#777777",
+        )  # fmt: skip
+    shown_s = made.latency_ms[front] / _MS_PER_S
+    axes.set_xlim(0.9 * shown_s.min(), max(1.15 * shown_s.max(), 1.1 * chosen_s))
+    axes.set(xlabel="p95 of the slowest stage, s", ylabel="quality")
+    axes.set_title(f"{plan.rate_per_s:g} requests a second on {plan.gpus} GPUs", fontsize=11)
+    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    try:
+        replace_file(path, png.getvalue())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None

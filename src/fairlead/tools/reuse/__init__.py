@@ -1,0 +1,1 @@
+"""Context reuse for batches: contexts clustered, ordered and scheduled before they are sent. Source: ContextPilot."""

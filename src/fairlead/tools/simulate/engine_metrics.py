@@ -1,0 +1,149 @@
+"""The `/metrics` page of a simulated engine, with the names, types and labels of vLLM or SGLang."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Final
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fairlead.tools.simulate import sglang
+from fairlead.tools.simulate.engine import Engine
+
+_TTFT_BUCKETS_S: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+)  # fmt: skip
+_NIXL_BUCKETS: Final = tuple(2.0 ** (10 + i) for i in range(1, 25, 2))
+
+
+class EngineMetrics:
+    """One engine's page.
+
+    Times to first token, and the bytes of each NIXL transfer (the only connector that shows them in vLLM 0.32), are
+    reported to it; everything else is read from the model on request.
+    """
+
+    def __init__(self, kind: str, model: str, engine: Engine, *, nixl: bool = False) -> None:
+        self._registry = CollectorRegistry()
+        page = PAGES[kind]
+        labels = {"model_name": model} | page.labels
+        self._registry.register(page(engine, labels))
+        self._ttft = Histogram(
+            f"{kind}:time_to_first_token_seconds",
+            "Histogram of time to first token in seconds.",
+            labelnames=list(labels),
+            buckets=_TTFT_BUCKETS_S,
+            registry=self._registry,
+        ).labels(**labels)
+
+        self._nixl_bytes = None
+        if nixl:
+            self._nixl_bytes = Histogram(
+                "vllm:nixl_bytes_transferred",
+                "Histogram of bytes transferred per NIXL KV Cache transfers.",
+                labelnames=list(labels),
+                buckets=_NIXL_BUCKETS,
+                registry=self._registry,
+            ).labels(**labels)
+
+    def observe_transfer(self, transferred_bytes: int) -> None:
+        if self._nixl_bytes is not None:
+            self._nixl_bytes.observe(transferred_bytes)
+
+    def observe_first_token(self, seconds: float) -> None:
+        self._ttft.observe(seconds)
+
+    def page(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class Page(Collector):
+    """The metrics page of one dialect, with the same names, types and labels."""
+
+    version: ClassVar[str]
+    labels: ClassVar[dict[str, str]]  # in addition to the model's name
+
+    def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
+        self._engine = engine
+        self._labels = labels
+
+    def _gauge(self, name: str, text: str, value: float, **more: str) -> Metric:
+        labels = self._labels | more
+        family = GaugeMetricFamily(name, text, labels=list(labels))
+        family.add_metric(list(labels.values()), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float, **more: str) -> Metric:
+        labels = self._labels | more
+        family = CounterMetricFamily(name, text, labels=list(labels))
+        family.add_metric(list(labels.values()), value)
+        return family
+
+
+class _VllmPage(Page):
+    version = "0.32.0"
+    labels: ClassVar = {"engine": "0"}
+
+    def collect(self) -> Iterator[Metric]:
+        engine, counters, parameters = self._engine, self._engine.counters, self._engine.parameters
+        yield self._gauge("vllm:num_requests_running", "Number of requests in model execution batches.", engine.running)
+        yield self._gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", engine.waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", engine.kv_usage)
+        queries, hits = counters.prefix_queries, counters.prefix_hits
+        yield self._counter("vllm:prefix_cache_queries", "Prefix cache queries, in tokens.", queries)
+        yield self._counter("vllm:prefix_cache_hits", "Prefix cache hits, in tokens.", hits)
+        prompt_tokens = counters.prompt_computed + counters.prompt_cached
+        yield self._counter("vllm:prompt_tokens", "Number of prefill tokens processed.", prompt_tokens)
+        yield self._counter("vllm:generation_tokens", "Number of generation tokens processed.", counters.generated)
+        yield self._counter("vllm:num_preemptions", "Number of preemptions of the engine.", counters.preemptions)
+        by_source = CounterMetricFamily(
+            "vllm:prompt_tokens_by_source", "Number of prompt tokens by source.", labels=[*self._labels, "source"]
+        )
+        sources = {
+            "local_compute": counters.prompt_computed,
+            "local_cache_hit": counters.prompt_cached - counters.prompt_external,
+            "external_kv_transfer": counters.prompt_external,
+        }
+        for source, tokens in sources.items():
+            by_source.add_metric([*self._labels.values(), source], tokens)
+        yield by_source
+        yield self._gauge(
+            "vllm:cache_config_info",
+            "Information of the LLMEngine CacheConfig",
+            1.0,
+            block_size=str(parameters.block_size),
+            num_gpu_blocks=str(parameters.num_blocks),
+            enable_prefix_caching="True",
+        )
+
+
+class _SglangPage(Page):
+    version = sglang.VERSION
+    labels: ClassVar = {"engine_type": "unified"}
+
+    def collect(self) -> Iterator[Metric]:
+        engine, counters, parameters = self._engine, self._engine.counters, self._engine.parameters
+        tokens = parameters.num_blocks * parameters.block_size
+        hit_rate = counters.prefix_hits / max(1, counters.prefix_queries)
+        yield self._gauge("sglang:num_running_reqs", "The number of running requests.", engine.running)
+        yield self._gauge("sglang:num_queue_reqs", "The number of requests in the waiting queue.", engine.waiting)
+        yield self._gauge("sglang:token_usage", "The token usage.", engine.kv_usage)
+        yield self._gauge("sglang:num_used_tokens", "The number of used tokens.", engine.kv_usage * tokens)
+        yield self._gauge("sglang:max_total_num_tokens", "Maximum total number of tokens in the KV cache pool.", tokens)
+        yield self._gauge("sglang:cache_hit_rate", "The prefix cache hit rate.", hit_rate)
+        prompt_tokens = counters.prompt_computed + counters.prompt_cached
+        yield self._gauge("sglang:page_size", "The page size of the KV cache.", parameters.block_size)
+        whole = {"is_streaming": "false"}  # all of them: the model of the engine does not know who streams
+        if prompt_tokens:
+            yield self._counter("sglang:prompt_tokens", "Number of prefill tokens processed.", prompt_tokens, **whole)
+        if counters.prompt_cached:
+            cached, text = counters.prompt_cached, "Number of cached prompt tokens."
+            yield self._counter("sglang:cached_tokens", text, cached, cache_source="device")
+        if counters.generated:
+            text = "Number of generation tokens processed."
+            yield self._counter("sglang:generation_tokens", text, counters.generated, **whole)
+
+
+PAGES: Final[Mapping[str, type[Page]]] = {"vllm": _VllmPage, "sglang": _SglangPage}  # simulated dialects

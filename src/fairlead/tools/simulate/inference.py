@@ -1,0 +1,169 @@
+"""One request through a simulated engine: tokens, an answer, its time in the engine, and the response."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import xxhash
+from aiohttp import web
+
+from fairlead.tools.simulate import asks, wire
+from fairlead.tools.simulate.answers import Answerer, EngineAnswer
+from fairlead.tools.simulate.asks import Ask, AskError
+from fairlead.tools.simulate.kv_exchange import KvExchange
+from fairlead.tools.simulate.realtime import Generation, RealtimeEngine
+from fairlead.tools.simulate.replies import Reply, ReplyFormat
+from fairlead.tools.simulate.tokens import Tokens, from_ids, ids_of, tokenize
+
+_EMBEDDING_SIZE = 8
+_STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+
+
+class Inference:
+    """Answers for one model."""
+
+    def __init__(
+        self,
+        model: str,
+        realtime: RealtimeEngine,
+        answerer: Answerer,
+        exchange: KvExchange | None = None,
+        *,
+        names: Collection[str] | None,
+    ) -> None:
+        self._model = model
+        self._names = names  # that requests may ask for; None: any
+        self._realtime = realtime
+        self._answerer = answerer
+        self._exchange = exchange
+        self._parameters = realtime.engine.parameters
+
+    async def generate(self, request: web.Request, dialect: ReplyFormat, body: dict[str, Any]) -> web.StreamResponse:
+        self.check_model(body)
+        ask = dialect.read(body)
+        prompt = self.tokens_of(ask.prompt, ask.cache_salt)
+        answer = self._answer(ask, prompt.count)
+        transfer = body.get("kv_transfer_params") if self._exchange is not None else None
+        if self._exchange is not None and isinstance(transfer, dict):
+            await self._exchange.take(transfer, prompt)
+        generation = self._realtime.submit(prompt, prompt.followed_by(ids_of(answer.tokens)), every_token=ask.stream)
+        try:
+            if ask.stream:
+                return await self._stream(request, dialect, ask, prompt, answer, generation)
+            await generation.end()
+            reply = self._reply(prompt, answer, generation)
+            if request.get(wire.MISCOUNT):
+                reply = replace(reply, prompt_tokens=reply.prompt_tokens + 1)
+            whole = dialect.whole(reply)
+            if self._exchange is not None and isinstance(transfer, dict):
+                whole["kv_transfer_params"] = await self._exchange.offer(transfer, prompt)
+            return await wire.send_whole(request, whole)
+        finally:
+            self._realtime.leave(generation)
+
+    async def embed(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        self.check_model(body)
+        prompts = [self.tokens_of(prompt) for prompt in asks.read_embeddings(body)]
+        for prompt in prompts:
+            self._check_length(prompt.count, 0)
+        generations: list[Generation] = []
+        try:
+            generations.extend(self._realtime.submit(prompt, prompt, every_token=False) for prompt in prompts)
+            for generation in generations:
+                await generation.end()
+        finally:
+            for generation in generations:
+                self._realtime.leave(generation)
+        total = sum(prompt.count for prompt in prompts)
+        data = [
+            {"object": "embedding", "index": index, "embedding": _embedding(prompt)}
+            for index, prompt in enumerate(prompts)
+        ]
+        usage = {"prompt_tokens": total, "total_tokens": total, "completion_tokens": 0}
+        return await wire.send_whole(request, {"object": "list", "model": self._model, "data": data, "usage": usage})
+
+    def check_model(self, body: dict[str, Any]) -> None:
+        """A body without a model means the served one, as in vLLM."""
+        model = body.get("model")
+        if model is not None and self._names is not None and model not in self._names:
+            raise AskError(f"The model `{model}` does not exist.", status=404, param="model")
+
+    def tokens_of(self, prompt: str | list[int], salt: str = "") -> Tokens:
+        if isinstance(prompt, str):
+            return tokenize(prompt, self._parameters.block_size, self._parameters.max_model_len, salt)
+        return from_ids(prompt, self._parameters.block_size, salt)
+
+    def _answer(self, ask: Ask, prompt_tokens: int) -> EngineAnswer:
+        self._check_length(prompt_tokens, ask.max_tokens if ask.max_tokens is not None else 1)
+        answer = self._answerer.answer(
+            ask.prompt if isinstance(ask.prompt, str) else "",
+            ask.user_text,
+            prompt_tokens=prompt_tokens,
+            max_tokens=ask.max_tokens,
+            temperature=ask.temperature,
+            ignore_eos=ask.ignore_eos,
+        )
+        room = self._parameters.max_model_len - prompt_tokens
+        return answer if len(answer.tokens) <= room else EngineAnswer(answer.tokens[:room], cut=True)
+
+    def _check_length(self, prompt_tokens: int, output_tokens: int) -> None:
+        limit = self._parameters.max_model_len
+        if prompt_tokens + output_tokens > limit:
+            raise AskError(
+                f"This model's maximum context length is {limit} tokens. However, you requested {output_tokens} output "
+                f"tokens and your prompt contains at least {prompt_tokens} input tokens. Please reduce the length of "
+                "the input prompt or the number of requested output tokens.",
+                param="input_tokens",
+            )
+
+    def _reply(self, prompt: Tokens, answer: EngineAnswer, generation: Generation) -> Reply:
+        return Reply(
+            id=uuid4().hex,
+            created_s=int(time.time()),
+            model=self._model,
+            prompt_tokens=prompt.count,
+            cached_tokens=generation.cached_tokens,
+            tokens=answer.tokens,
+            cut=answer.cut,
+        )
+
+    async def _stream(
+        self,
+        request: web.Request,
+        dialect: ReplyFormat,
+        ask: Ask,
+        prompt: Tokens,
+        answer: EngineAnswer,
+        generation: Generation,
+    ) -> web.StreamResponse:
+        """Server-sent events. The headers are sent before the first token exists, as in vLLM."""
+        response = web.StreamResponse(headers=_STREAM_HEADERS)
+        await response.prepare(request)
+        await generation.more()
+        reply = self._reply(prompt, answer, generation)
+        await response.write(dialect.opening(reply))
+        sent = 0
+        while True:
+            ready = generation.generated_tokens
+            if ready > sent:
+                piece = "".join(answer.tokens[sent:ready])
+                sent = ready
+                await response.write(dialect.delta(reply, piece, sent))
+                if request.get(wire.CUT):
+                    await wire.close(request)
+            if generation.finished and sent == generation.generated_tokens:
+                break
+            await generation.more()
+        await response.write(dialect.closing(reply, ask.include_usage))
+        await response.write_eof()
+        return response
+
+
+def _embedding(prompt: Tokens) -> list[float]:
+    """Numbers from -1 to 1 that depend on the tokens alone."""
+    raw = prompt.ids.tobytes()
+    return [xxhash.xxh32_intdigest(raw, seed) / 2**31 - 1 for seed in range(_EMBEDDING_SIZE)]

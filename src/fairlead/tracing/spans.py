@@ -1,0 +1,101 @@
+"""The spans of one request: the whole of it, the decision with the terms of its cost, and what the engine took."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from fairlead.core.moves import describe_move
+from fairlead.tracing.traced import Traced
+
+_SHOWN_BYTES: Final = 64
+_FAILED_CODE: Final = 500
+Value = str | int | float
+
+
+def spans(traced: Traced, unix_s: float) -> list[Span]:
+    """`unix_s` is the Unix time at which the router's clock was 0. Follows the GenAI conventions where they have names.
+
+    Source: github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai.
+    """
+    decision, outcome, parent = traced.decision, traced.outcome, traced.parent
+    trace_id = os.urandom(16) if parent is None else parent.trace_id
+    whole = _span("fairlead.request", trace_id, b"" if parent is None else parent.span_id, _request(traced))
+    decide = _span("fairlead.decide", trace_id, whole.span_id, _decision(traced))
+    engine = _span("fairlead.engine", trace_id, whole.span_id, {"server.address": traced.address})
+    begun, decided, ended = (_ns(unix_s + at_s) for at_s in (traced.begun_s, decision.decided_s, traced.ended_s))
+    for span, start, end in ((whole, begun, ended), (decide, begun, decided), (engine, decided, ended)):
+        span.start_time_unix_nano, span.end_time_unix_nano = start, max(start, end)
+    if outcome.first_token_ms is not None:
+        at = _ns(unix_s + decision.decided_s + outcome.first_token_ms / 1e3)
+        engine.events.append(Span.Event(name="first token", time_unix_nano=at))
+    if outcome.code >= _FAILED_CODE:
+        for span in (whole, engine):
+            span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR))
+            span.attributes.append(_attribute("error.type", str(outcome.code)))
+    return [whole, decide, engine]
+
+
+def _request(traced: Traced) -> Mapping[str, Value | None]:
+    outcome = traced.outcome
+    return {
+        "gen_ai.request.model": (traced.request.model or "")[:_SHOWN_BYTES],
+        "gen_ai.response.model": traced.decision.model,
+        "gen_ai.usage.input_tokens": outcome.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": outcome.cached_tokens,
+        "gen_ai.usage.output_tokens": outcome.completion_tokens,
+        "gen_ai.response.time_to_first_chunk": None if outcome.first_token_ms is None else outcome.first_token_ms / 1e3,
+        "http.response.status_code": outcome.code,
+        "fairlead.request_id": traced.request_id[:_SHOWN_BYTES].decode("latin-1"),
+    }
+
+
+def _decision(traced: Traced) -> Mapping[str, Value | None]:
+    decision, request = traced.decision, traced.request
+    shown: dict[str, Value | None] = {
+        "fairlead.policy": type(decision.policy).__name__,
+        "fairlead.why": decision.why,
+        "fairlead.considered": decision.considered,
+        "fairlead.attempted": len(request.attempted),
+        "fairlead.prompt_tokens": request.tokens,
+        "fairlead.cached_tokens": decision.cached_tokens,
+        "fairlead.endpoints": ",".join(decision.addresses),
+        "fairlead.migration": describe_move(decision.migration) or None,
+        "fairlead.waited_ms": traced.waited_ms,
+    }
+    terms = decision.terms(decision.best[0]) if decision.best else None
+    if terms is not None:
+        shown |= {
+            "fairlead.cost.rtt_ms": terms.rtt_ms,
+            "fairlead.cost.prefill_ms": terms.prefill_ms,
+            "fairlead.cost.queue_ms": terms.queue_ms,
+            "fairlead.cost.decode_ms": terms.decode_ms,
+            "fairlead.cost.success_probability": terms.success_probability,
+            "fairlead.cost.total_ms": terms.total_ms(),
+        }
+    return shown
+
+
+def _span(name: str, trace_id: bytes, parent_id: bytes, attributes: Mapping[str, Value | None]) -> Span:
+    shown = [_attribute(key, value) for key, value in attributes.items() if value is not None]
+    span_id = os.urandom(8)
+    kind = Span.SPAN_KIND_INTERNAL
+    return Span(
+        name=name, trace_id=trace_id, span_id=span_id, parent_span_id=parent_id, kind=kind, attributes=shown, flags=1
+    )
+
+
+def _attribute(key: str, value: Value) -> KeyValue:
+    if isinstance(value, str):
+        return KeyValue(key=key, value=AnyValue(string_value=value))
+    if isinstance(value, int):
+        return KeyValue(key=key, value=AnyValue(int_value=value))
+    return KeyValue(key=key, value=AnyValue(double_value=value))
+
+
+def _ns(unix_s: float) -> int:
+    return int(unix_s * 1e9)

@@ -1,0 +1,153 @@
+"""Traces of a running sidecar: the request path keeps references, a background task makes spans and sends them.
+
+The queue is bounded; requests beyond it are dropped and counted. A collector that is away costs its spans only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, Literal
+
+import aiohttp
+import structlog
+
+from fairlead import __version__
+from fairlead.core.facts import RequestFacts
+from fairlead.core.policy import Decision, Outcome
+from fairlead.tracing.context import read_traceparent
+from fairlead.tracing.traced import Traced
+
+MOST_WAITING: Final = 2048  # requests
+_SENT_AT_ONCE: Final = 256  # requests
+_MADE_AT_ONCE: Final = 8  # some 0.3 ms of work; requests run in between
+_SEND_EVERY_S: Final = 1.0
+_TIMEOUT_S: Final = 5.0
+_PROTOBUF: Final = {"content-type": "application/x-protobuf"}
+_HTTP_OK: Final = range(200, 300)
+
+Outcomes = Literal["sent", "dropped", "failed"]
+
+log = structlog.get_logger("fairlead")
+
+
+class Tracer:
+    """`start`, then `ended` on the request path, then `stop`."""
+
+    def __init__(self, url: str, *, sample: float, clock_s: Callable[[], float]) -> None:
+        """`url` takes OTLP over HTTP. `sample` is the share of requests without a trace of their own that get one."""
+        self._url = url
+        self._sample = sample
+        self._clock_s = clock_s
+        self._waiting: deque[Traced] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._is_failing = False
+        self._is_ending = asyncio.Event()
+        self.counts: Counter[Outcomes] = Counter({"sent": 0, "dropped": 0, "failed": 0})
+
+    def ended(
+        self,
+        request: RequestFacts,
+        decision: Decision,
+        outcome: Outcome,
+        address: str,
+        request_id: bytes,
+        traceparent: bytes,
+        begun_s: float,
+        ended_s: float,
+        waited_ms: float = 0.0,
+    ) -> None:
+        """A request has ended. One that belongs to a trace is sampled as that trace is."""
+        parent = read_traceparent(traceparent) if traceparent else None
+        if not (random.random() < self._sample if parent is None else parent.sampled):
+            return
+        if len(self._waiting) >= MOST_WAITING:
+            self.counts["dropped"] += 1
+            return
+        self._waiting.append(
+            Traced(request, decision, outcome, address, request_id, parent, begun_s, ended_s, waited_ms)
+        )
+
+    def start(self) -> None:
+        """Begin to send, on the running event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Send what is left, if the collector answers."""
+        self._is_ending.set()
+        await (self._run() if self._task is None else self._task)
+
+    async def _run(self) -> None:
+        async with aiohttp.ClientSession() as session:
+            while not self._is_ending.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._is_ending.wait(), _SEND_EVERY_S)
+                while self._waiting:
+                    await self._send(session)
+                    if self._is_failing:
+                        break
+            while self._waiting and not self._is_failing:
+                await self._send(session)
+
+    async def _send(self, session: aiohttp.ClientSession) -> None:
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+        from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+
+        from fairlead.tracing.spans import spans
+
+        message, count = ExportTraceServiceRequest(), 0
+        resource = message.resource_spans.add()
+        resource.resource.attributes.add(key="service.name", value=AnyValue(string_value="fairlead"))
+        resource.resource.attributes.append(KeyValue(key="service.version", value=AnyValue(string_value=__version__)))
+        scope = resource.scope_spans.add(scope=InstrumentationScope(name="fairlead", version=__version__))
+        unix_s = time.time() - self._clock_s()
+        while self._waiting and count < _SENT_AT_ONCE:
+            scope.spans.extend(spans(self._waiting.popleft(), unix_s))
+            count += 1
+            if count % _MADE_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        reason = await self._posted(session, message.SerializeToString())
+        self.counts["failed" if reason else "sent"] += count
+        if reason and not self._is_failing:
+            log.warning("traces were not sent", collector=self._url, reason=reason)
+        self._is_failing = bool(reason)
+
+    async def _posted(self, session: aiohttp.ClientSession, body: bytes) -> str:
+        """Why it failed; empty if it did not."""
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        try:
+            async with session.post(self._url, data=body, headers=_PROTOBUF, timeout=timeout) as response:
+                return "" if response.status in _HTTP_OK else f"HTTP {response.status}"
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return str(error) or type(error).__name__
+
+
+class NoTracer:
+    """Nothing is traced."""
+
+    counts: Mapping[Outcomes, int] = MappingProxyType({})
+
+    def ended(
+        self,
+        request: RequestFacts,
+        decision: Decision,
+        outcome: Outcome,
+        address: str,
+        request_id: bytes,
+        traceparent: bytes,
+        begun_s: float,
+        ended_s: float,
+        waited_ms: float = 0.0,
+    ) -> None:
+        """Nothing is kept."""
+
+    def start(self) -> None:
+        """There is nothing to send."""
+
+    async def stop(self) -> None:
+        """There is nothing left."""

@@ -1,0 +1,114 @@
+"""The metrics page: names, units, and labels that do not grow."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fairlead.admin.metrics import FairleadCollector, render
+from fairlead.api.refusals import no_endpoint
+from fairlead.core.histogram import Histogram
+from fairlead.edge.statistics import EdgeStatistics
+from fairlead.extproc.recorder import MOST_SERIES, Recorder
+from tests.extproc.world import Conversation, chat, request_body, request_headers, response_headers, response_trailers
+
+
+def families(conversation: Conversation) -> dict[str, object]:
+    collector = FairleadCollector(conversation.services)
+    return {family.name: family for family in text_string_to_metric_families(render(collector).decode())}
+
+
+def test_the_page_parses_and_has_the_promised_metrics() -> None:
+    conversation = Conversation()
+    conversation.say(request_headers(), request_body(chat("large")), response_headers(), response_trailers())
+    assert set(families(conversation)) >= {
+        "fairlead_build_info",
+        "process_cpu_seconds",
+        "process_resident_memory_bytes",
+        "process_start_time_seconds",
+        "fairlead_requests",
+        "fairlead_decision_seconds",
+        "fairlead_cost_seconds",
+        "fairlead_inflight_requests",
+        "fairlead_pending_prefill_tokens",
+        "fairlead_rtt_seconds",
+        "fairlead_prompt_tokens",
+        "fairlead_attempts",
+        "fairlead_request_duration_seconds",
+        "fairlead_endpoint_up",
+        "fairlead_failures",
+        "fairlead_running_streams",
+        "fairlead_reloads_refused",
+        "fairlead_sessions",
+        "fairlead_prefix_hit_tokens",
+        "fairlead_prefix_index_bytes",
+        "fairlead_endpoint_ejections",
+        "fairlead_engine_scrapes",
+        "fairlead_time_to_first_token_seconds",
+    }
+
+
+def test_costs_are_shown_in_seconds_as_all_times_are() -> None:
+    conversation = Conversation()
+    conversation.say(request_headers(), request_body(chat("large")), response_headers(), response_trailers())
+    services = conversation.services
+    services.recorder.settle()
+    total = services.recorder.cost_ms["total"]
+    lines = render(FairleadCollector(services)).decode().splitlines()
+    (seconds,) = [line for line in lines if line.startswith('fairlead_cost_seconds_sum{term="total"}')]
+    assert float(seconds.rsplit(" ", 1)[1]) == pytest.approx(total.sum / 1e3)
+    bounds = [line.split('le="')[1].split('"')[0] for line in lines if line.startswith("fairlead_cost_seconds_bucket")]
+    assert bounds[: len(total.counts)] == [*[f"{float(bound) / 1e3}" for bound in total.bounds], "+Inf"]
+
+
+def test_the_edge_is_shown_where_there_is_one_that_counts() -> None:
+    conversation = Conversation()
+    assert not any(name.startswith("fairlead_edge_") for name in families(conversation))
+    conversation.services.edge = lambda: EdgeStatistics(2, 3, 4, {"protocol_error": 5}, 6)
+    lines = render(FairleadCollector(conversation.services)).decode().splitlines()
+    assert [line for line in lines if line.startswith("fairlead_edge_") and "_created" not in line] == [
+        "fairlead_edge_connections 2.0",
+        "fairlead_edge_connections_refused_total 3.0",
+        "fairlead_edge_streams_refused_total 4.0",
+        'fairlead_edge_faults_total{code="protocol_error"} 5.0',
+        "fairlead_edge_unfinished_bytes 6.0",
+    ]
+
+
+def test_a_request_is_counted_by_route_model_endpoint_and_code() -> None:
+    conversation = Conversation()
+    conversation.say(request_headers(), request_body(chat("large")), response_headers(503), response_trailers())
+    collector = FairleadCollector(conversation.services)
+    line = 'fairlead_requests_total{code="503",endpoint="10.0.0.3:1",model="large",route="large"} 1.0'
+    assert line in render(collector).decode().splitlines()
+
+
+def test_what_clients_invent_makes_no_new_series() -> None:
+    def series(names: list[str]) -> int:
+        conversation = Conversation()
+        for name in names:
+            each = Conversation(conversation.services)
+            headers = {"x-session-id": name, "x-fairlead-attempted-models": name}
+            each.say(request_headers(extra=headers), request_body(chat(name)), response_headers())
+            each.say(request_headers(extra=headers), request_body(chat("small", user=name)), response_trailers())
+        collector = FairleadCollector(conversation.services)
+        return len(render(collector).splitlines())
+
+    assert series([f"invented-{n}" for n in range(200)]) == series([f"invented-{n}" for n in range(20)])
+
+
+def test_a_histogram_counts_each_value_once() -> None:
+    histogram = Histogram((1.0, 10.0))
+    for value in (0.5, 1.0, 5.0, 100.0, math.inf):
+        histogram.observe(value)
+    assert histogram.counts == [2, 1, 2]
+
+
+def test_names_that_clients_make_up_do_not_grow_the_page_without_bound() -> None:
+    recorder = Recorder()
+    for number in range(2 * MOST_SERIES):
+        recorder.refused(f"made-up-{number}", no_endpoint(), 0.0, b"")
+    assert len(recorder.requests) <= MOST_SERIES + 1
+    assert sum(recorder.requests.values()) == 2 * MOST_SERIES

@@ -1,0 +1,73 @@
+"""A file that lists endpoints: what may stand in it, and what happens when it is replaced, broken or gone."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from fairlead.discovery import DiscoveredEndpoint, SourceStatus, UnusableError
+from fairlead.discovery.file import FileSource, read_endpoints
+from tests.waiting import until
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "engines.yaml"
+
+
+def replace(path: Path, text: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def test_an_entry_is_an_address_or_a_mapping(path: Path) -> None:
+    replace(path, "- 10.0.0.1:8000\n- {address: '[::1]:8000', models: [a, b], engine: sglang, draining: true}\n")
+    assert read_endpoints(path) == (
+        DiscoveredEndpoint("10.0.0.1:8000"),
+        DiscoveredEndpoint("[::1]:8000", models=("a", "b"), engine="sglang", draining=True),
+    )
+
+
+def test_json_is_read_too(path: Path) -> None:
+    replace(path, '[{"address": "10.0.0.1:8000", "labels": {"zone": "a"}}]')
+    assert read_endpoints(path) == (DiscoveredEndpoint("10.0.0.1:8000", labels={"zone": "a"}),)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "is no list of endpoints; write [] for none"),
+        ("pool: {}", "is no list of endpoints; write [] for none"),
+        ("- [", "is neither JSON nor YAML"),
+        ("- 10.0.0.1", 'engines.yaml: [0]: "10.0.0.1" has no port; write host:port, for example 10.0.0.1:8000'),
+        ("- {address: 'a:1', engine: vlm}", '[0]: no kind of engine is called "vlm"; did you mean "vllm"?'),
+        ("- {address: 'a:1', modles: [x]}", "[0]: Object contains unknown field `modles`"),
+        ("- 10.0.0.1:8000\n- 10.0.0.1:8000", '[1]: "10.0.0.1:8000" is listed twice; remove one'),
+        ("- 7", "[0]: Expected `object`, got `int`"),
+        ("- &a [*a]", "[0]: "),
+    ],
+)
+def test_what_is_wrong_is_said(path: Path, text: str, reason: str) -> None:
+    replace(path, text)
+    with pytest.raises(UnusableError) as caught:
+        read_endpoints(path)
+    assert reason in str(caught.value)
+
+
+async def test_a_new_set_comes_when_the_file_is_replaced_and_none_while_it_is_broken_or_gone(path: Path) -> None:
+    replace(path, "- 10.0.0.1:8000\n")
+    status = SourceStatus("file", asyncio.get_running_loop().time)
+    async with asyncio.timeout(20), aclosing(FileSource(path).sets(status)) as sets:  # type: ignore[type-var]
+        assert [e.address for e in await anext(sets)] == ["10.0.0.1:8000"]
+        coming = asyncio.ensure_future(anext(sets))
+        replace(path, "- 10.0.0.1\n")
+        await until(lambda: status.error)
+        path.unlink()  # noqa: ASYNC240 - a local file
+        await until(lambda: "cannot be read" in status.error)
+        assert not coming.done()
+        replace(path, "[]")
+        assert await coming == ()

@@ -1,0 +1,458 @@
+"""Bodies made to stop, leak from or get past the sidecar. Bounds are of this thread's CPU time: it has neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from fairlead.api.body_limits import MOST_ITEMS
+from fairlead.extproc.body_reader import BodyReader
+from fairlead.extproc.held_bytes import HeldBytes
+from fairlead.extproc.pb import ext_proc_pb2 as pb
+from fairlead.extproc.pick import Pick, pick
+from fairlead.extproc.reading import Question
+from fairlead.extproc.request import HttpRequest
+from fairlead.extproc.services import Services
+from fairlead.tools.bench.processes import resident_bytes
+from tests.extproc.world import (
+    Conversation,
+    as_response,
+    chat,
+    destination,
+    kinds,
+    make_services,
+    request_body,
+    request_headers,
+)
+from tests.fuzz.world import children_of
+
+CHAT = "/v1/chat/completions"
+DUPLEX = pb.FULL_DUPLEX_STREAMED
+LONGEST_MS = 60.0  # the goal is 20 on a quiet machine; caches are cold where neighbours take turns
+MIB = 1 << 20
+
+
+def _of(content: bytes, more: bytes = b"") -> bytes:
+    return b'{"model":"small"%b,"messages":[{"role":"user","content":%b}]}' % (more, content)
+
+
+def _times(unit: bytes, size: int) -> bytes:
+    return unit * (size // len(unit))
+
+
+FAMILIES: dict[str, Callable[[int], bytes]] = {
+    "prose": lambda size: _of(b'"%b"' % _times(b"words ", size)),
+    "escapes": lambda size: _of(b'"%b"' % _times(b'\\"', size)),
+    "braces in text": lambda size: _of(b'"%b"' % _times(b"{[", size)),
+    "numbers": lambda size: _of(b'"x"', b',"input":[%b0]' % _times(b"1,", size)),
+    "empty objects": lambda size: _of(b'"x"', b',"tools":[%b0]' % _times(b"{},", size)),
+    "empty messages": lambda size: b'{"model":"small","messages":[%b{}]}' % _times(b"{},", size),
+    "parts": lambda size: _of(b"[%b{}]" % _times(b"{},", size)),
+    "images": lambda size: _of(b"[%b{}]" % _times(b'{"image":0},', size)),
+    "one image a message": lambda size: (
+        b'{"model":"small","messages":[%b{}]}' % _times(b'{"role":"user","content":[{"image":0}]},', size)
+    ),
+    "nests": lambda size: _of(b'[{"content":' * 450 + b'"%b"' % _times(b"x", size) + b"}]" * 450),
+    "metadata": lambda size: _of(
+        b'"x"', b',"metadata":{"attempted_models":[%b0],"x":[%b0]}' % (_times(b"{},", size), b"")
+    ),
+    "sampling": lambda size: _of(
+        b'"x"', b',"sampling_params":[%b0],"max_tokens":%b' % (_times(b"{},", size), b"9" * 9999)
+    ),
+    "keys": lambda size: (
+        b'{%b"kv_transfer_params":0,"model":"small"}' % b"".join([b'"%d":0,' % number for number in range(size // 9)])
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[BodyReader]:
+    reader = BodyReader(1)
+    reader.start()
+    yield reader
+    reader.stop()
+
+
+def _in_flight(shared: Services) -> int:
+    return sum(
+        endpoint.load.inflight_requests + endpoint.load.inflight_prompt_tokens + endpoint.load.pending_prefill_tokens
+        for endpoint in shared.router.pool.endpoints
+    )
+
+
+async def _answers(said: Conversation, *messages: pb.ProcessingRequest) -> tuple[list[str], float]:
+    """Kinds of the replies to the last message, those that come later too, and this thread's longest step, in ms."""
+    for message in messages[:-1]:
+        said.say(message)
+    started_s = time.thread_time()
+    replies = said.say(messages[-1])
+    longest_s = time.thread_time() - started_s
+    if said.stream.held is not None:
+        held, said.stream.held = said.stream.held, None
+        # Steps of a coroutine that waits for another process: what the thread used between is this pick's.
+        started_s = time.thread_time()
+        later = [as_response(reply) for reply in await held]
+        longest_s = max(longest_s, time.thread_time() - started_s)
+        replies = [reply for reply in replies if reply.WhichOneof("response")] + later
+    return kinds(replies), longest_s * 1e3
+
+
+@pytest.mark.parametrize("size", [250_000, 8 * MIB], ids=["250 KB", "8 MB"])
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_no_body_keeps_the_event_loop_or_load(family: str, size: int, reader: BodyReader) -> None:
+    shared = replace(make_services(), max_body_bytes=32 * MIB, reader=reader)
+    body = FAMILIES[family](size)
+    longest_ms = []
+    for _ in range(2):
+        said = Conversation(shared)
+        answers, took_ms = await _answers(said, request_headers(), request_body(body))
+        longest_ms.append(took_ms)
+        assert len(answers) == 1
+        assert answers[0].startswith(("request_body", "immediate_response"))
+        said.stream.close()
+    assert min(longest_ms) < LONGEST_MS
+    assert _in_flight(shared) == 0
+    assert shared.held.bytes == 0
+    assert shared.recorder.stream_failures == 0
+
+
+@pytest.mark.parametrize("depth", [100, 500, 900, *range(960, 1000), 5000, 100_000])
+def test_a_body_of_any_depth_is_stripped_or_refused_and_leaves_no_load(depth: int) -> None:
+    shared = make_services()
+    body = _of(b'"x"', b',"kv_transfer_params":{},"x":' + b"[" * depth + b"]" * depth).replace(b"small", b"auto")
+    said = Conversation(shared)
+    (reply,) = said.say(request_headers(), request_body(body))[1:]
+    if reply.HasField("immediate_response"):
+        assert reply.immediate_response.status.code == 400
+        assert "deep" in json.loads(reply.immediate_response.body)["error"]["message"]
+    else:
+        assert b'"kv_transfer_params":null' in reply.request_body.response.body_mutation.body
+    said.stream.close()
+    assert _in_flight(shared) == 0
+
+
+async def test_more_objects_than_the_limit_are_a_400_before_they_are_made(reader: BodyReader) -> None:
+    shared = replace(make_services(), max_body_bytes=32 * MIB, reader=reader)
+    said = Conversation(shared)
+    said.say(request_headers(), request_body(b'{"model":"small","messages":[%b{}]}' % (b"{}," * 8_000_000)))
+    assert said.stream.held is not None
+    held, said.stream.held = said.stream.held, None
+    (reply,) = [as_response(reply) for reply in await held]
+    assert reply.immediate_response.status.code == 400
+    assert str(MOST_ITEMS) in json.loads(reply.immediate_response.body)["error"]["message"]
+
+
+NAMES = st.sampled_from(
+    ["model", "messages", "content", "role", "metadata", "attempted_models", "kv_transfer_params", "prompt", "input",
+     "stream", "stream_options", "max_tokens", "tools", "bootstrap_host", "sampling_params", "image", "text", "query"]
+)  # fmt: skip
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["small", "auto", "user"])
+)
+JSON = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES | st.text(), inner, max_size=5),
+    max_leaves=30,
+)
+PATHS = st.sampled_from([CHAT, "/v1/completions", "/v1/messages", "/generate", "/v1/rerank", "/tokenize", "/elsewhere"])
+RAW = st.sampled_from(
+    [b"1" * 400, b"-1e400", b"1e9999", b"NaN", b"-Infinity", b'"\\ud800"', b'"\xff\xfe"', b"\xef\xbb\xbf{}",
+     b"[" * 1200, b'{"a":1,"a":2}', b'"\\u0000"', b"0x1", b"'", b"\x00", b"[]]", b"nul"]
+)  # fmt: skip
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> bytes:
+    """JSON with odd values, duplicate keys and broken bytes at any place."""
+    document = draw(st.dictionaries(NAMES, JSON, max_size=6))
+    document.setdefault("model", draw(st.sampled_from(["small", "auto", "large", "nobody", ""])))
+    body = json.dumps(document, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass")
+    for _ in range(draw(st.integers(0, 3))):
+        place = draw(st.integers(0, len(body)))
+        cut = draw(st.integers(0, 3))
+        body = body[:place] + draw(RAW | st.binary(max_size=3)) + body[place + cut :]
+    if draw(st.booleans()):
+        key = json.dumps(draw(NAMES)).encode()
+        body = body[:-1] + b"," + key + b":" + draw(RAW) + b"," + key + b":1}"
+    return body
+
+
+@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@given(bodies(), PATHS, st.sampled_from([b"application/json", b"", b"text/plain", b"multipart/form-data; boundary=x"]))
+@example(b'{"model":"small","kv_transfer_params":{},"kv_transfer_params":1}', CHAT, b"")
+def test_no_body_makes_a_pick_raise_or_leak(body: bytes, path: str, content_type: bytes) -> None:
+    shared = make_services()
+    picked = pick(shared, HttpRequest(path, {b"content-type": content_type}, b"id", body))
+    if isinstance(picked, Pick):
+        sent = body if picked.body is None else picked.body
+        assert not _carries(sent), "an engine would read a parameter that only the gateway may set"
+        picked.in_flight.withdraw(0.0)
+    assert _in_flight(shared) == 0
+
+
+def _carries(body: bytes) -> bool:
+    """As Python's own parser, which vLLM uses, reads it."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and any(
+        document.get(key) is not None for key in ("kv_transfer_params", "bootstrap_host")
+    )
+
+
+RESERVED = ["kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"]
+
+
+@pytest.mark.parametrize(
+    "path", [CHAT, f"{CHAT}/", "/generate", "/inference/v1/generate", "/invocations", "/v1/rerank", "/new"]
+)
+@pytest.mark.parametrize("key", RESERVED)
+@pytest.mark.parametrize("mode", [pb.BUFFERED, DUPLEX])
+def test_what_moves_kv_reaches_no_engine(path: str, key: str, mode: pb.BodySendMode) -> None:
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in key)
+    for written in (key, escaped):
+        body = b'{"model":"small","messages":[],"%b":{"a":[1]}}' % written.encode()
+        replies = Conversation().say(request_headers(path=path, mode=mode), request_body(body))
+        sent = b"".join(
+            reply.request_body.response.body_mutation.streamed_response.body
+            if mode == DUPLEX
+            else reply.request_body.response.body_mutation.body
+            for reply in replies
+        )
+        assert json.loads(sent) == {"model": "small", "messages": [], key: None}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"small","sampling_params":{"extra_args":{"kv_transfer_params":{}}}}',
+        b'{"model":"small","vllm_xargs":{"kv\\u005ftransfer_params":[1]}}',
+    ],
+)
+def test_what_moves_kv_is_refused_a_level_lower(body: bytes) -> None:
+    (_, reply) = Conversation().say(request_headers(path="/inference/v1/generate"), request_body(body))
+    assert reply.immediate_response.status.code == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"kv_transfer_params":1}'.encode("utf-16"),
+        b'{"bootstrap_room":1,',
+        b'{"\\u006bv":1,',
+        '{"kv":1}'.encode("utf-32"),
+    ],
+)
+def test_a_body_that_may_carry_it_and_cannot_be_read_is_refused(body: bytes) -> None:
+    headers = request_headers(path="/elsewhere", extra={"content-type": "text/plain"})
+    (_, reply) = Conversation().say(headers, request_body(body))
+    assert reply.immediate_response.status.code == 400
+
+
+def test_other_bodies_that_are_no_json_pass_as_they_are() -> None:
+    headers = request_headers(path="/elsewhere", extra={"content-type": "application/octet-stream"})
+    (_, reply) = Conversation().say(headers, request_body(b"\xff\x01\x02 binary"))
+    assert kinds([reply]) == ["request_body"]
+
+
+def _model_of(reply: pb.ProcessingResponse, shared: Services) -> str:
+    (model,) = {shared.router.pool.by_address[name].model for name in (destination(reply) or "").split(",")}
+    return model
+
+
+JSON_PATHS = [
+    "/v1/rerank", "/rerank", "/v1/score", "/pooling", "/classify", "/tokenize", "/detokenize",
+    "/v1/messages/count_tokens", "/v1/images/generations", "/v1/moderations", "/v1/audio/speech", f"{CHAT}/",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", JSON_PATHS)
+def test_every_path_that_names_a_model_goes_to_it_and_is_counted(path: str) -> None:
+    shared = make_services()
+    for model in ("small", "large") * 3:
+        said = Conversation(shared)
+        body = json.dumps({"model": model, "query": "q", "input": "text", "messages": []}).encode()
+        (_, reply) = said.say(request_headers(path=path), request_body(body))
+        assert _model_of(reply, shared) == model
+        said.stream.close()
+    shared.recorder.settle()
+    assert shared.recorder.attempts == {"small": 3, "large": 3}
+    assert {route for route, *_ in shared.recorder.requests} == {"small", "large"}
+    (_, reply) = Conversation(shared).say(request_headers(path=path), request_body(b'{"model":"nobody"}'))
+    assert reply.immediate_response.status.code == 404
+
+
+def _form(*fields: tuple[str, bytes]) -> bytes:
+    parts = [b'--b0\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (n.encode(), v) for n, v in fields]
+    return b"".join(parts) + b"--b0--\r\n"
+
+
+FORM = {"content-type": "multipart/form-data; boundary=b0"}
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations/", "/v1/images/edits"])
+@pytest.mark.parametrize("file_first", [False, True])
+def test_an_upload_goes_to_the_model_of_its_form(path: str, file_first: bool) -> None:
+    shared = make_services()
+    for asked, body_model in (("large", None), ("auto", "small large"), ("small", None)):
+        fields = [("model", asked.encode()), ("file", b"\x00\r\n--b\r\nRIFF" * 100)]
+        form = _form(*(fields[::-1] if file_first else fields))
+        (_, reply) = Conversation(shared).say(request_headers(path=path, extra=FORM), request_body(form))
+        model = _model_of(reply, shared)
+        sent = reply.request_body.response.body_mutation.body
+        if body_model is None:
+            assert (model, sent) == (asked, b"")
+        else:
+            assert model in body_model.split()
+            assert sent == form.replace(b"\r\n\r\nauto\r\n", b"\r\n\r\n%b\r\n" % model.encode())
+
+
+def test_a_form_with_a_thousand_fields_or_without_its_end_is_refused() -> None:
+    for form in (_form(*[("a", b"b")] * 1000), b"--b0\r\nnothing", b"", _form(("kv_transfer_params", b"{}"))):
+        headers = request_headers(path="/v1/audio/transcriptions", extra=FORM)
+        (_, reply) = Conversation().say(headers, request_body(form))
+        assert reply.immediate_response.status.code == 400
+
+
+def test_an_upgrade_goes_to_the_model_of_its_query() -> None:
+    shared = make_services()
+    for model in ("small", "large") * 2:
+        (reply,) = Conversation(shared).say(request_headers("GET", f"/v1/realtime?intent=x&model={model}", end=True))
+        assert _model_of(reply, shared) == model
+    (reply,) = Conversation(shared).say(request_headers("GET", "/v1/realtime?model=auto", end=True))
+    model = _model_of(reply, shared)
+    paths = [
+        o.header.raw_value
+        for o in reply.request_headers.response.header_mutation.set_headers
+        if o.header.key == b":path"
+    ]
+    assert paths == [f"/v1/realtime?model={model}".encode()]
+
+
+def test_names_of_attempted_models_are_cut_and_capped() -> None:
+    shared = make_services()
+    names = ["n" * 5000] * 3
+    for attempted in (names, ",".join(names)):
+        said = Conversation(shared)
+        said.say(request_headers(), request_body(chat(metadata={"attempted_models": attempted})))
+        said.stream.close()
+    said = Conversation(shared)
+    said.say(request_headers(extra={"x-fairlead-attempted-models": ",".join(["m" * 300] * 90)}), request_body(chat()))
+    shared.recorder.settle()
+    for decision in shared.recorder.decisions:
+        assert sum(map(len, decision.attempted)) <= 32 * 256
+
+
+def test_partial_bodies_of_all_streams_together_have_a_limit() -> None:
+    shared = replace(make_services(), held=HeldBytes(100_000))
+    streams = [Conversation(shared) for _ in range(12)]
+    refused = []
+    for said in streams:
+        replies = said.say(request_headers(mode=DUPLEX), request_body(b"x" * 10_000, end=False))
+        refused += [reply.immediate_response.status.code for reply in replies]
+    assert refused == [503] * 3
+    assert shared.held.refused == 3
+    for said in streams:
+        said.stream.close()
+    assert shared.held.bytes == 0
+
+
+def test_a_body_in_a_thousand_parts_counts_what_its_parts_take() -> None:
+    shared = replace(make_services(), held=HeldBytes(50_000))
+    said = Conversation(shared)
+    replies = said.say(request_headers(mode=DUPLEX), *[request_body(b"x", end=False) for _ in range(1000)])
+    assert replies[0].immediate_response.status.code == 503
+
+
+def _long() -> bytes:
+    return _of(b'"%b"' % _times(b"words ", MIB), b',"kv_transfer_params":{}')
+
+
+@pytest.mark.parametrize("mode", [pb.BUFFERED, DUPLEX])
+async def test_a_long_body_is_answered_later_and_rewritten(mode: pb.BodySendMode, reader: BodyReader) -> None:
+    shared = replace(make_services(), max_body_bytes=32 * MIB, reader=reader)
+    said = Conversation(shared)
+    body = _long().replace(b"small", b"auto")
+    waits = [
+        reply.HasField("override_message_timeout") for reply in said.say(request_headers(mode=mode), request_body(body))
+    ]
+    assert said.stream.held is not None
+    assert waits == ([False, True] if mode == pb.BUFFERED else [])
+    held, said.stream.held = said.stream.held, None
+    replies = [as_response(reply) for reply in await held]
+    mutations = [reply.request_body.response.body_mutation for reply in replies]
+    sent = b"".join(m.streamed_response.body if mode == DUPLEX else m.body for m in mutations)
+    read: Any = json.loads(sent)
+    assert read["kv_transfer_params"] is None
+    assert read["model"] in {"small", "large"}
+    assert len(read["messages"][0]["content"]) > 1_000_000
+    said.stream.close()
+    assert _in_flight(shared) == 0
+
+
+async def test_a_client_that_leaves_while_its_body_is_read_leaves_nothing(reader: BodyReader) -> None:
+    shared = replace(make_services(), max_body_bytes=32 * MIB, reader=reader)
+    said = Conversation(shared)
+    said.say(request_headers(), request_body(_long()))
+    assert shared.held.bytes > MIB
+    assert said.stream.held is not None
+    reading = asyncio.ensure_future(said.stream.held)
+    said.stream.held = None
+    await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    said.stream.close()
+    assert (_in_flight(shared), shared.held.bytes) == (0, 0)
+
+
+async def test_a_reader_that_is_killed_is_replaced() -> None:
+    reader = BodyReader(1)
+    shared = replace(make_services(), max_body_bytes=32 * MIB, reader=reader)
+    for _ in range(3):
+        answers, _ = await _answers(Conversation(shared), request_headers(), request_body(_long()))
+        assert answers == ["request_body"]
+        process = reader._idle.get()
+        assert process is not None
+        os.kill(process._child.pid, signal.SIGKILL)
+        reader._idle.put(process)
+    reader.stop()
+    assert reader.restarts == 2
+
+
+async def test_without_a_reader_a_long_body_is_refused_and_does_not_pass_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = BodyReader(1)
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    shared = replace(make_services(), max_body_bytes=32 * MIB, reader=reader)
+    said = Conversation(shared)
+    answers, _ = await _answers(said, request_headers(), request_body(_long()))
+    reader.stop()
+    assert answers == ["immediate_response"]
+    assert shared.recorder.requests == {("", "", "", 503): 1}
+    assert _in_flight(shared) == 0
+
+
+async def test_a_reader_gives_back_the_memory_that_a_long_body_took() -> None:
+    reader, before = BodyReader(1), set(children_of(os.getpid()))
+    try:
+        await reader.read(chat(), Question(CHAT, b"application/json", b""))
+        (pid,) = set(children_of(os.getpid())) - before
+        small = resident_bytes(pid)
+        await reader.read(FAMILIES["prose"](30 * MIB), Question(CHAT, b"application/json", b""))
+        async with asyncio.timeout(10):
+            while resident_bytes(pid) > small + 12 * MIB:  # noqa: ASYNC110 - another process sets no event of ours
+                await asyncio.sleep(0.01)
+    finally:
+        reader.stop()

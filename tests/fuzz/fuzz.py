@@ -1,0 +1,186 @@
+"""Rounds of attacks; after each the sidecar must come to rest as it was before."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TextIO
+
+from tests.fuzz.attacks import Step
+from tests.fuzz.bodies import LONGEST_BYTES
+from tests.fuzz.world import Reading, World, running
+
+_ROUNDS, _LEAST_ROUND_S, _MOST_ROUND_S = 24, 4.0, 30.0
+_STEP_S = 30.0
+_WARM_UP_SHARE, _WARM_UP_MOST_S = 0.4, 900.0
+_REPLAY_S = 240.0
+_LAST_STEPS = 40
+_MIB = 1 << 20
+
+
+@dataclass
+class Report:
+    seed: int
+    steps: dict[str, int] = field(default_factory=dict)
+    readings: list[tuple[float, Reading]] = field(default_factory=list)  # by seconds since the start
+    faults: list[str] = field(default_factory=list)
+
+    def growth(self, warm_s: float) -> dict[str, tuple[float, float]]:
+        """What must stay as it is, in the first and in the last third after the warm-up."""
+        after = [each for at_s, each in self.readings if at_s >= warm_s] or [self.readings[-1][1]]
+        third = max(1, len(after) // 3)
+        first, last = after[:third], after[-third:]
+
+        def resident_mib(end: Sequence[Reading]) -> float:
+            # What a reading process keeps of its longest body comes and goes: its least is what it always needs.
+            least = min(each.readers_bytes for each in end)
+            return (statistics.median(each.resident_bytes for each in end) + least) / _MIB
+
+        def ends(of: Callable[[Reading], float]) -> tuple[float, float]:
+            return statistics.median(map(of, first)), statistics.median(map(of, last))
+
+        return {
+            "MiB of the sidecar and its readers": (resident_mib(first), resident_mib(last)),
+            "Python's blocks": ends(lambda each: each.blocks),
+            "series": ends(lambda each: each.series),
+        }
+
+
+async def fuzz(seconds: float, seed: int, families: Sequence[str], out: TextIO, *, growth: float = 1.05) -> Report:
+    """Attack for so long. `growth`: the most that memory may be after the warm-up, by what it was."""
+    report = Report(seed)
+    numbers = {family: count() for family in families}
+    warm_s = min(seconds * _WARM_UP_SHARE, _WARM_UP_MOST_S)
+
+    def say(line: str) -> None:
+        print(line, file=out, flush=True)
+
+    say(f"seed {seed}, {seconds:g} s, {warm_s:g} s of them to warm up: {', '.join(families)}")
+    async with running() as world:
+        await _fill(world)
+        await world.read()
+        started_s = time.monotonic()
+        round_s = min(max(seconds / _ROUNDS, _LEAST_ROUND_S), _MOST_ROUND_S)
+        while not report.faults and (at_s := time.monotonic() - started_s) < seconds:
+            steps = await _round(world, seed, numbers, min(round_s, seconds - at_s))
+            reading = await world.read()
+            report.faults += reading.faults + world.neighbour.lost
+            report.readings.append((time.monotonic() - started_s, reading))
+            for step in steps:
+                report.steps[step.family] = report.steps.get(step.family, 0) + 1
+            say(_line(report, world))
+            world.neighbour.waits_ms.clear()
+        if not report.faults:
+            report.faults += _memory(report, warm_s, growth)
+        elif steps:
+            say("FAILED\n  " + "\n  ".join(report.faults))
+            report.faults += await _found(world, steps)
+    say(_end(report, warm_s))
+    return report
+
+
+async def _round(world: World, seed: int, numbers: dict[str, count[int]], seconds: float) -> list[Step]:
+    steps: list[Step] = []
+    stop = asyncio.Event()
+    stop_neighbour = asyncio.Event()
+
+    async def attack(family: str) -> None:
+        while not stop.is_set():
+            step = Step(family, next(numbers[family]), seed)
+            steps.append(step)
+            async with asyncio.timeout(_STEP_S):
+                await step.run(world.target)
+
+    asking = asyncio.create_task(world.neighbour.ask_until(stop_neighbour))
+    attacking = [asyncio.create_task(attack(family)) for family in numbers]
+    try:
+        await asyncio.wait(attacking, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        stop.set()
+        await asyncio.gather(*attacking)
+        stop_neighbour.set()
+        await asking
+    finally:
+        for each in (asking, *attacking):
+            each.cancel()
+    return steps
+
+
+async def repeat(step: Step, out: TextIO) -> list[str]:
+    """One step alone, against a fresh sidecar; what it broke."""
+    async with running() as world:
+        await step.run(world.target)
+        print(step, file=out)
+        return (await world.read()).faults
+
+
+async def _found(world: World, steps: Sequence[Step]) -> list[str]:
+    """The first step of a round that breaks something by itself, as far as one does."""
+    until_s = time.monotonic() + _REPLAY_S
+    for step in steps if world.sidecar.is_running else steps[: -_LAST_STEPS - 1 : -1]:
+        if time.monotonic() > until_s:
+            break
+        if world.sidecar.is_running:
+            before = (await world.read()).faults
+            await step.run(world.target)
+            new = [fault for fault in (await world.read()).faults if fault not in before]
+        else:
+            async with running() as fresh:
+                await step.run(fresh.target)
+                new = (await fresh.read()).faults
+        if new:
+            return [f"alone this step does it: {step}\n    {new[0]}"]
+    return [f"no step does it alone; the round had {len(steps)}, the last: {steps[-1]}"]
+
+
+async def _fill(world: World) -> None:
+    """The longest bodies first, several at once, so that the peak of memory is behind us."""
+    body = b'{"model":"small","prompt":"%b"}' % (b"x" * (LONGEST_BYTES - 100))
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: f\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+
+    async def send() -> None:
+        reader, writer = await asyncio.open_connection(*world.target.gateway)
+        writer.write(head + body)
+        await reader.read()
+        writer.close()
+
+    for _ in range(2):
+        await asyncio.gather(*(send() for _ in range(3)))
+
+
+def _memory(report: Report, warm_s: float, growth: float) -> list[str]:
+    return [
+        f"{what} grew from {first:.1f} to {last:.1f} after the warm-up, more than by {growth - 1:.0%}"
+        for what, (first, last) in report.growth(warm_s).items()
+        if last > growth * first
+    ]
+
+
+def _line(report: Report, world: World) -> str:
+    at_s, reading = report.readings[-1]
+    waits = sorted(world.neighbour.waits_ms) or [0.0]
+    return (
+        f"{at_s:6.0f} s  {sum(report.steps.values()):7} steps  sidecar {reading.resident_bytes / _MIB:6.1f} MiB "
+        f"(keeps {reading.kept_bytes / _MIB:.0f}), {reading.blocks} blocks, {reading.series} series  "
+        f"readers {reading.readers_bytes / _MIB:6.1f} MiB  neighbour {len(waits)} requests, "
+        f"p50 {waits[len(waits) // 2]:.1f} ms, p99 {waits[len(waits) * 99 // 100]:.1f} ms, longest {waits[-1]:.1f} ms"
+    )
+
+
+def _end(report: Report, warm_s: float) -> str:
+    counts = ", ".join(f"{family} {number}" for family, number in report.steps.items())
+    lines = [f"{sum(report.steps.values())} steps ({counts})"]
+    if report.readings:
+        changes = report.growth(warm_s).items()
+        told = (
+            f"{what} {first:.1f} to {last:.1f} ({last / max(first, 1) - 1:+.1%})" for what, (first, last) in changes
+        )
+        lines.append(f"since the warm-up: {', '.join(told)}")
+        lines += report.readings[-1][1].where
+    lines += [f"FAILED: {fault}" for fault in report.faults] or [
+        "load zero after each round, no failure, no exception, no neighbour's request lost or without advice"
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,185 @@
+"""The chart: linted and rendered by helm, its manifests validated by an API server, its configuration by Fairlead."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+
+from fairlead.addresses import host_and_port
+from fairlead.config import Config, parse
+from fairlead.gateway import EnvoyProcess, bootstrap, validate
+from fairlead.processes import free_ports
+from tests.kubernetes.cluster import Namespace
+from tests.kubernetes.parts import KUBERNETES, part
+
+CHART: Final = Path(__file__).parents[2] / "deploy" / "kubernetes" / "fairlead"
+READY: Final = sorted((CHART / "values").glob("*.yaml"))
+EVERYTHING: Final = (
+    "replicas=3", "redis.enabled=true", "networkPolicy.enabled=true", "serviceMonitor.enabled=true",
+    "autoscaling.enabled=true", "tls.mode=secret", "tls.secretName=certificate", "priorityClassName=high",
+)  # fmt: skip
+WITHIN_S: Final = 60.0
+Json = dict[str, Any]
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(part("helm")), *arguments, "--kube-version", KUBERNETES]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def rendered(*arguments: str) -> list[Json]:
+    done = helm("template", "release", str(CHART), "--namespace", "llm", *arguments)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def one(documents: list[Json], kind: str) -> Json:
+    (found,) = (document for document in documents if document["kind"] == kind)
+    return found
+
+
+def configuration(documents: list[Json]) -> Config:
+    return parse(one(documents, "ConfigMap")["data"]["fairlead.yaml"])
+
+
+def with_everything(values: Path) -> list[str]:
+    return ["--values", str(values), *(part for each in EVERYTHING for part in ("--set", each))]
+
+
+@pytest.mark.parametrize("values", READY, ids=lambda path: path.stem)
+def test_ready_values_are_linted_and_their_manifests_valid(values: Path, namespace: Namespace) -> None:
+    linted = helm("lint", "--strict", str(CHART), "--values", str(values))
+    assert linted.returncode == 0, linted.stdout
+    for arguments in (["--values", str(values)], with_everything(values)):
+        documents = rendered(*arguments)
+        for document in documents:
+            document["metadata"].pop("namespace", None)
+            namespace.cluster.dry_run(document, namespace.name)
+        assert configuration(documents).discovery.is_used
+
+
+def test_behind_a_gateway_it_follows_the_pool_that_it_makes_and_speaks_tls() -> None:
+    documents = rendered()
+    config, pool = configuration(documents), one(documents, "InferencePool")
+    assert config.discovery.kubernetes is not None
+    assert config.discovery.kubernetes.inference_pool == pool["metadata"]["name"]
+    assert pool["spec"]["endpointPickerRef"]["name"] in {
+        document["metadata"]["name"] for document in documents if document["kind"] == "Service"
+    }
+    assert config.listen.tls is not None
+    assert (config.listen.tls.self_signed, config.gateway.fallbacks) == (True, 0)
+
+
+def test_the_envoy_in_the_pod_accepts_its_bootstrap_and_follows_the_pool_by_the_socket() -> None:
+    config = configuration(rendered("--values", str(CHART / "values" / "own-envoy.yaml")))
+    tree = bootstrap(config, admin_address="127.0.0.1:9901")
+    validate(tree)
+    assert config.listen.grpc == "unix:/run/fairlead/fairlead.sock"
+    assert config.gateway.endpoints == "eds"
+
+
+async def test_envoy_drains_before_it_ends(tmp_path: Path) -> None:
+    """By the hook of the chart, which Envoy's image can run: bash, and no curl."""
+    admin, listen, grpc = (f"127.0.0.1:{port}" for port in free_ports(3))
+    slow = web.Application()
+    reached, finish = asyncio.Event(), asyncio.Event()
+
+    async def answer(_: web.Request) -> web.Response:
+        reached.set()
+        await finish.wait()
+        return web.Response(text="whole")
+
+    async def health(_: web.Request) -> web.Response:
+        return web.Response()
+
+    slow.router.add_post("/v1/completions", answer)
+    slow.router.add_get("/health", health)
+    runner = web.AppRunner(slow)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    config = Config.model_validate(
+        {
+            "listen": {"grpc": grpc},
+            "gateway": {"listen": listen, "endpoints": "static"},
+            "pool": {"endpoints": [{"address": f"127.0.0.1:{runner.addresses[0][1]}", "model": "m"}]},
+        }
+    )
+    hook = tmp_path / "drain.sh"
+    hook.write_text((CHART / "files" / "drain.sh").read_text().replace("9901", admin.rpartition(":")[2]))
+    async with EnvoyProcess(bootstrap(config, admin_address=admin)), aiohttp.ClientSession() as client:
+        url = f"http://{listen}/v1/completions"
+        asked = asyncio.create_task(client.post(url, json={"model": "m"}))
+        await asyncio.wait_for(reached.wait(), WITHIN_S)
+        draining = await asyncio.create_subprocess_exec("bash", str(hook), "0", "60")
+        async with asyncio.timeout(WITHIN_S):
+            while True:  # until new connections are refused
+                try:
+                    (await asyncio.open_connection(*host_and_port(listen)))[1].close()
+                except OSError:
+                    break
+                await asyncio.sleep(0.05)
+        assert draining.returncode is None
+        finish.set()
+        assert await (await asked).text() == "whole"
+        assert await asyncio.wait_for(draining.wait(), WITHIN_S) == 0
+    await runner.cleanup()
+
+
+def test_a_pod_ends_after_its_requests() -> None:
+    documents = rendered("--set", "drainSeconds=300")
+    pod = one(documents, "Deployment")["spec"]["template"]["spec"]
+    assert configuration(documents).listen.drain_s == 300
+    assert pod["terminationGracePeriodSeconds"] > 300
+
+
+def test_containers_are_restricted() -> None:
+    for document in rendered(*with_everything(CHART / "values" / "own-envoy.yaml")):
+        if document["kind"] != "Deployment":
+            continue
+        pod = document["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert container["resources"]["requests"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "resources"),
+    [
+        ((), {"inferencepools", "inferenceobjectives", "inferencemodelrewrites", "pods"}),
+        (("--set", "mode=standalone"), {"pods"}),
+        (("--set", "mode=standalone", "--set", "modelServers.service=vllm"), {"endpointslices"}),
+    ],
+)
+def test_it_may_only_read_what_it_follows(arguments: tuple[str, ...], resources: set[str]) -> None:
+    rules = one(rendered(*arguments), "Role")["rules"]
+    assert {resource for rule in rules for resource in rule["resources"]} == resources
+    assert all(rule["verbs"] == ["get", "list", "watch"] for rule in rules)
+
+
+def test_the_users_configuration_is_put_over_the_charts() -> None:
+    config = configuration(rendered("--set", "config.policy.name=lmetric", "--set", "config.gateway.fallbacks=1"))
+    assert (config.policy.name, config.gateway.fallbacks, config.listen.admin) == ("lmetric", 1, "0.0.0.0:9003")
+
+
+def test_replicas_that_share_nothing_are_refused() -> None:
+    done = helm("template", "release", str(CHART), "--set", "replicas=2")
+    assert done.returncode != 0
+    assert "set redis.url or redis.enabled" in done.stderr
+    assert configuration(rendered("--set", "replicas=2", "--set", "redis.url=redis://r:6379/0")).sessions.store
+
+
+@pytest.mark.parametrize("wrong", ["mode=sidecar", "tls.mode=on", "modelServers.targetPorts={70000}", "mdoe=gateway"])
+def test_a_value_that_is_none_is_refused(wrong: str) -> None:
+    assert helm("template", "release", str(CHART), "--set", wrong).returncode != 0

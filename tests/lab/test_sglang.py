@@ -1,0 +1,268 @@
+"""Fairlead in front of a real SGLang server and a simulated vLLM with the same model. The last test kills the server.
+
+One server serves all tests, with a short queue, so that it can be full. Where the environment for SGLang is not there
+yet it is built first, which takes some minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from fairlead.core.prefix_index import PrefixIndex
+from fairlead.engines.introduction import FoundEngine, discover
+from fairlead.engines.kv_blocks import PreciseIndex
+from fairlead.engines.kv_events import KvEventFeed, KvEventSource, follow
+from fairlead.engines.metrics_text import read_metrics
+from fairlead.tools.demo.front import Front
+from fairlead.tools.demo.learning import Learnt
+from fairlead.tools.simulate.server import EngineOptions, RunningEngine, running_engine
+from lab import words
+from lab.engines import Extra, LabEngine, LabEngines
+from lab.pool import START_MS_PER_TOKEN, body_of, forget_prompts
+from lab.servers import MAX_MODEL_LEN, PAGE_TOKENS
+
+MODEL = "wren"
+MOST_QUEUED = 1
+WITHIN_S = 120.0
+CHAT = "/v1/chat/completions"
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1500), pytest.mark.slow]
+
+
+@dataclass(frozen=True)
+class World:
+    engines: LabEngines
+    found: FoundEngine
+    spare: RunningEngine
+    front: Front
+    client: httpx.AsyncClient
+    admin: httpx.AsyncClient
+    direct: httpx.AsyncClient
+
+    @property
+    def engine(self) -> LabEngine:
+        return self.engines.running[0]
+
+    async def seen(self, address: str) -> dict[str, Any]:
+        shown = (await self.admin.get("/debug/endpoints")).json()["endpoints"]
+        return next(endpoint for endpoint in shown if endpoint["address"] == address)
+
+    async def is_healthy(self, address: str) -> bool:
+        return bool((await self.seen(address))["healthy"])
+
+    async def alone(self) -> None:
+        """Only the real server is left."""
+        await self.fault({"kind": "down"})
+
+        async def is_gone() -> bool:
+            return not await self.is_healthy(self.spare.address)
+
+        await until(is_gone)
+
+    async def together(self) -> None:
+        await self.fault(None)
+        await until(lambda: self.is_healthy(self.spare.address))
+
+    async def fault(self, fault: dict[str, Any] | None) -> None:
+        async with httpx.AsyncClient(trust_env=False, base_url=f"http://{self.spare.address}") as client:
+            await (client.delete("/fault") if fault is None else client.post("/fault", json=fault))
+
+
+def short_queue(_: int) -> Extra:
+    return Extra(("--max-running-requests", "2", "--max-queued-requests", str(MOST_QUEUED)), {})
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def world() -> AsyncIterator[World]:
+    with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:
+        folder = Path(name)
+        async with (
+            LabEngines((f"sglang:{MODEL}",), folder, short_queue) as engines,
+            running_engine(EngineOptions(model=MODEL)) as spare,
+        ):
+            real, simulated = await discover([engines.running[0].address, spare.address])
+            events = real.kv_events()
+            assert events is not None
+            learnt = Learnt(None, {MODEL: START_MS_PER_TOKEN}, {})
+            async with (
+                Front([real, simulated], learnt, "fairlead", folder, {real.address: events}) as front,
+                httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=WITHIN_S) as client,
+                httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=WITHIN_S) as admin,
+                httpx.AsyncClient(base_url=f"http://{real.address}", trust_env=False, timeout=WITHIN_S) as direct,
+            ):
+                yield World(engines, real, spare, front, client, admin, direct)
+
+
+async def until(what: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not await what():  # noqa: ASYNC110 - nobody sets an event
+            await asyncio.sleep(0.05)
+
+
+async def test_what_the_server_says_of_itself_is_found_with_its_kv_events(world: World) -> None:
+    assert (world.found.engine, world.found.model, world.found.max_model_len) == ("sglang", MODEL, MAX_MODEL_LEN)
+    assert world.found.info.version == "0.5.23"
+    assert world.found.info.max_queued_requests == MOST_QUEUED
+    assert world.found.info.reports_cached_tokens is True
+    events = world.found.kv_events() or {}
+    assert (events["events"], events["replay"]) == (world.engine.events, world.engine.replay)
+
+
+async def test_the_metrics_page_is_read_in_full_and_the_sidecar_knows_the_engine(world: World) -> None:
+    await world.direct.post(CHAT, json=body_of(words.question(Random(1), "en", 128), MODEL))
+
+    async def is_reported() -> bool:
+        seen = await world.seen(world.engine.address)
+        return bool(seen["reported"]["prefix_queried_tokens"]) and seen["version"] == "0.5.23"
+
+    await until(is_reported)
+    report = read_metrics((await world.direct.get("/metrics")).content, time.monotonic())
+    assert report is not None
+    assert None not in (
+        *(report.running_requests, report.waiting_requests, report.kv_usage, report.kv_capacity_tokens),
+        *(report.prompt_tokens, report.generated_tokens, report.prefix_queried_tokens),
+    )
+    assert report.kv_block_tokens == PAGE_TOKENS
+
+
+async def test_a_model_that_the_server_would_silently_answer_for_is_not_found(world: World) -> None:
+    body = body_of(words.question(Random(2), "en", 64), "nobody")
+    assert (await world.direct.post(CHAT, json=body)).status_code == 200
+    assert (await world.client.post(CHAT, json=body)).status_code == 404
+
+
+async def test_the_second_turn_of_a_session_finds_its_prompt_in_the_cache(world: World) -> None:
+    await world.alone()
+    question = words.question(Random(3), "en", 256)
+    body: dict[str, Any] = body_of(question, MODEL)
+    turns = []
+    for key in (question.key, question.pairs[0][0]):
+        turns.append(await world.client.post(CHAT, json=body, headers={"x-session-id": "two turns"}))
+        said = turns[-1].json()["choices"][0]["message"]
+        body["messages"] += [said, {"role": "user", "content": words.asked("en", key)}]
+    first, second = [turn.json()["usage"] for turn in turns]
+    cached_tokens = second["prompt_tokens_details"]["cached_tokens"]
+    assert cached_tokens >= first["prompt_tokens"] // PAGE_TOKENS * PAGE_TOKENS
+    decisions = (await world.admin.get("/debug/decisions", params={"limit": 1})).json()["decisions"]
+    assert decisions[0]["cached_tokens"] == pytest.approx(cached_tokens, rel=0.3)
+
+
+async def test_blocks_are_followed_with_replay_until_the_cache_is_flushed(world: World) -> None:
+    engine, precise = world.engine, PreciseIndex()
+    source = KvEventSource(engine.address, engine.events, engine.replay)
+    feed = KvEventFeed(source, precise, PrefixIndex(), time.monotonic)
+    following = asyncio.create_task(follow([feed]))
+    try:
+        rng = Random(5)
+
+        async def hears() -> bool:  # the first message makes the feed ask for all before it
+            await world.direct.post(CHAT, json=body_of(words.question(rng, "ja", 64), MODEL))
+            return feed.counts.replayed > 0
+
+        await until(hears)
+        tokens = [7 + n % 90 for n in range(20 * PAGE_TOKENS + 3)]
+        await world.direct.post("/generate", json={"input_ids": tokens, "sampling_params": {"max_new_tokens": 2}})
+
+        async def is_held() -> bool:
+            return precise.match(tokens, engine.address) == 20 * PAGE_TOKENS
+
+        await until(is_held)
+        await forget_prompts(world.engines)
+
+        async def is_gone() -> bool:
+            return precise.match(tokens, engine.address) == 0
+
+        await until(is_gone)
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+    assert (feed.counts.unreadable, feed.counts.skipped_events, feed.counts.lost) == (0, 0, 0)
+
+
+async def test_streams_that_a_full_queue_refuses_count_as_503_and_the_server_stays_in_the_pool(world: World) -> None:
+    await world.alone()
+
+    async def refused(n: int) -> bool:
+        body = body_of(words.question(Random(100 + n), "en", 512), MODEL) | {"stream": True}
+        response = await world.client.post(CHAT, json=body)
+        assert response.status_code == 200
+        return '"code": 503' in response.text
+
+    before = await counted_503(world)
+    outcomes = await asyncio.gather(*[refused(n) for n in range(12)])
+    assert any(outcomes)
+    assert not all(outcomes)
+
+    async def all_counted() -> bool:
+        return await counted_503(world) - before == sum(outcomes)
+
+    await until(all_counted)
+    seen = await world.seen(world.engine.address)
+    assert (seen["healthy"], seen["ejections"]) == (True, 0)
+
+
+async def counted_503(world: World) -> int:
+    page = (await world.admin.get("/metrics")).text
+    lines = [line for line in page.splitlines() if line.startswith("fairlead_requests_total") and 'code="503"' in line]
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines)
+
+
+async def test_a_slow_server_is_neither_ejected_nor_forgotten(world: World) -> None:
+    await world.alone()
+    before = await world.seen(world.engine.address)
+    short = body_of(words.question(Random(7), "en", 64), MODEL) | {"max_tokens": 2}
+    await world.direct.post("/slow_down", json={"forward_sleep_time": 2.5})
+    try:
+        asked = asyncio.create_task(world.client.post(CHAT, json=short))
+        with pytest.raises(httpx.ReadTimeout):  # which the sidecar and Envoy would see if they asked it
+            await world.direct.get("/health", timeout=2.0)
+        assert (await asked).status_code == 200
+    finally:
+        await world.direct.post("/slow_down", json={"forward_sleep_time": 0})
+    after = await world.seen(world.engine.address)
+    assert (after["healthy"], after["ejections"], after["restarts"]) == (True, before["ejections"], before["restarts"])
+    assert await envoys_view(world) == "HEALTHY"
+
+
+async def envoys_view(world: World) -> str:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        clusters = (await client.get(f"{world.front.envoy_admin_url}/clusters?format=json")).json()["cluster_statuses"]
+    host, port = world.engine.address.split(":")
+    hosts = next(cluster["host_statuses"] for cluster in clusters if cluster["name"] == "engines")
+    one = next(h for h in hosts if h["address"]["socket_address"] == {"address": host, "port_value": int(port)})
+    return str(one["health_status"].get("eds_health_status")) if len(one["health_status"]) == 1 else str(one)
+
+
+async def test_a_server_that_is_killed_under_load_loses_no_question(world: World) -> None:
+    await world.together()
+    waiting = iter([words.question(Random(n), "en", 512) for n in range(200, 240)])
+    served: list[str] = []
+
+    async def asker() -> None:
+        for question in waiting:
+            response = await world.client.post(CHAT, json=body_of(question, MODEL))
+            assert response.status_code == 200
+            served.append(response.headers["x-fairlead-endpoint"])
+            if len(served) == 10:
+                world.engine.child.kill()
+
+    await asyncio.gather(*[asker() for _ in range(6)])
+    assert len(served) == 40
+    assert set(served[:10]) == {world.engine.address, world.spare.address}
+    assert set(served[-10:]) == {world.spare.address}
+
+    async def ejected() -> bool:
+        return not await world.is_healthy(world.engine.address)
+
+    await until(ejected)

@@ -1,0 +1,114 @@
+"""The cost that is shown is the cost that was ranked by: the terms of every candidate add up to its score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.core.load import Load
+from fairlead.core.policy import NO_TUNER
+from fairlead.policies import build_policy
+from tests.core.world import World
+from tests.policies.options import best, option
+
+loads = st.builds(Load, st.integers(0, 50), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 50))
+endpoints = st.fixed_dictionaries(
+    {
+        "own": loads,
+        "peers": loads,
+        "right": st.floats(0.01, 1.0),
+        "rtt_ms": st.floats(0.0, 300.0),
+        "prefill_ms_per_token": st.floats(0.001, 2.0),
+        "decode_ms_per_token": st.floats(0.1, 100.0),
+    }
+)
+fairlead_weights = st.fixed_dictionaries(
+    {
+        name: st.floats(0.0, 8.0)
+        for name in ("rtt_weight", "queue_weight", "crowd_weight", "stall_weight", "evict_weight", "batch_weight")
+    }
+    | {"least_answer_tokens": st.floats(0.0, 2000.0)}
+)
+laar_weights = st.fixed_dictionaries({"alpha": st.floats(0.0, 8.0)})
+
+
+def loaded(policy: str, weights: Mapping[str, Any], pool: list[dict[str, Any]]) -> World:
+    world = World(policy, **weights)
+    for number, fields in enumerate(pool):
+        own = {name: getattr(fields["own"], name) for name in Load.__struct_fields__}
+        rest = {k: v for k, v in fields.items() if k != "own"}
+        world.endpoint(f"e{number}:1", f"m{number % 3}", **own, **rest)
+    return world
+
+
+@pytest.mark.parametrize(("policy", "weights"), [("fairlead", fairlead_weights), ("laar", laar_weights)])
+def test_the_terms_of_every_candidate_add_up_to_its_score(policy: str, weights: Any) -> None:
+    @given(weights, st.lists(endpoints, min_size=1, max_size=8), st.integers(1, 10**5), st.integers(0, 3))
+    def check(weights: dict[str, float], pool: list[dict[str, Any]], tokens: int, attempts: int) -> None:
+        decision = loaded(policy, weights, pool).pick(tokens=tokens, attempted=["m1"] * attempts)
+        for ranked in decision.best:
+            terms = decision.terms(ranked)
+            assert terms is not None
+            assert terms.total_ms() == pytest.approx(ranked.score)
+
+    check()
+
+
+def test_each_cause_of_the_cost_is_a_term_of_it() -> None:
+    """By hand: 2 ms there and back, 1,000 tokens not cached, 500 waiting, 3 in flight of which 2 decode, 100 to decode.
+
+    Answers are 256 tokens long on average, which is 44 below the least that a request in flight counts for.
+    """
+    weights: dict[str, Any] = {"crowd_weight": 1.0, "stall_weight": 0.5, "evict_weight": 0.25, "batch_weight": 2.0}
+    world = World("fairlead", queue_weight=1.0, least_answer_tokens=300.0, **weights)
+    world.endpoint(
+        "a:1", right=0.5, rtt_ms=2.0, prefill_ms_per_token=0.1, decode_ms_per_token=10.0,
+        inflight_requests=3, decoding_requests=2, pending_prefill_tokens=500,
+    )  # fmt: skip
+    decision = world.pick(tokens=1000, max_output_tokens=100)
+    candidate = decision.best[0].candidate
+    beside = 2.0 * candidate.batch_slowdown * 3
+    terms = decision.terms(decision.best[0])
+    assert terms is not None
+    assert terms.rtt_ms == 2.0
+    assert terms.prefill_ms == pytest.approx(0.1 * 1000 * (1 + 0.25 + 3 + 0.5 * 2))
+    assert terms.queue_ms == pytest.approx(0.1 * 500 + 10.0 * beside * (300 - 256))
+    assert terms.decode_ms == pytest.approx(10.0 * 100 * (1 + beside))
+    assert terms.total_ms() == pytest.approx((terms.rtt_ms + terms.prefill_ms + terms.queue_ms + terms.decode_ms) / 0.5)
+
+
+def test_a_prefill_stalls_those_that_decode_and_not_those_that_wait() -> None:
+    waiting = option("waiting:1", inflight_requests=3)
+    decoding = option("decoding:1", inflight_requests=3, decoding_requests=3)
+    assert best("fairlead", [decoding, waiting], stall_weight=1.0) == "waiting:1"
+
+
+def test_where_answers_are_short_a_request_in_flight_still_counts() -> None:
+    """For an answer of 10 tokens, 8 requests in flight add 48 ms; 600 cached tokens save 60."""
+    short: dict[str, Any] = {"output_tokens": 10.0, "answer_tokens": 10.0}
+    options = [option("busy:1", inflight_requests=8, cached_tokens=600, **short), option("idle:1", **short)]
+    assert best("fairlead", options, least_answer_tokens=0.0) == "busy:1"
+    assert best("fairlead", options, least_answer_tokens=256.0) == "idle:1"
+
+
+def test_what_a_prompt_evicts_counts_for_each_token_that_is_computed() -> None:
+    """100 ms away, 1,000 tokens that are not computed there save 100 ms, and twice that if each evicts another."""
+    options = [option("far:1", cached_tokens=1000, rtt_ms=150.0), option("near:1")]
+    assert best("fairlead", options, evict_weight=0.0) == "near:1"
+    assert best("fairlead", options, evict_weight=1.0) == "far:1"
+
+
+def test_a_model_that_was_wrong_costs_the_penalty_once_for_each_attempt() -> None:
+    policy = build_policy("fairlead", {"retry_penalty": 10.0})
+    world = World("fairlead", retry_penalty=10.0)
+    world.endpoint("a:1", "m")
+    costs = [world.pick(attempted=["m"] * n).best[0].score for n in range(1)]
+    again = World("fairlead", retry_penalty=10.0)
+    again.endpoint("a:1", "m")
+    assert again.pick(attempted=["m", "m"]).best[0].score == pytest.approx(100.0 * costs[0])
+    assert policy.tuner(Random(0)) is NO_TUNER

@@ -1,0 +1,112 @@
+"""Sidecars over one Redis see each other's load in time, and not longer than it is true."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+from fairlead.core.ledger import Ticket
+from fairlead.core.load import Load
+from fairlead.core.peers import NO_LOAD
+from fairlead.redis.load import PERIOD_S, SIGN_OF_LIFE_S
+from tests.redis.conftest import Join
+from tests.redis.world import RedisServer, Sidecar, until
+
+
+def take(sidecar: Sidecar, address: str) -> Ticket:
+    return Ticket(sidecar.endpoints[address], 100, 40)
+
+
+async def test_each_sidecar_sees_the_others_load_within_a_tenth_of_a_second(join: Join) -> None:
+    first, second = await join(), await join()
+    waits = []
+    for _ in range(20):
+        ticket = take(first, "a:1")
+        waits.append(await until(lambda: second.load_of_others("a:1") == Load(1, 100, 40, 0), "taken load is seen"))
+        ticket.release()
+        waits.append(await until(lambda: second.load_of_others("a:1") == NO_LOAD, "given back load is seen"))
+    took_s = sorted(wait.running_s for wait in waits)
+    assert took_s[-4] < 0.1  # nine in ten: Redis is not always given its turn at once
+    assert took_s[len(took_s) // 2] < 0.07
+
+
+async def test_a_sidecar_does_not_count_its_own_load_twice(join: Join) -> None:
+    first, second = await join(), await join()
+    take(first, "a:1")
+    take(second, "a:1").prefilled()
+    await until(lambda: second.load_of_others("a:1") == Load(1, 100, 40, 0), "the second sees the first")
+    await until(lambda: first.load_of_others("a:1") == Load(1, 100, 0, 1), "the first sees the second")
+
+
+async def test_after_any_traffic_of_three_sidecars_each_sees_what_the_others_have(join: Join) -> None:
+    sidecars = [await join(), await join(), await join()]
+    rng, tickets = random.Random(3), list[Ticket]()
+    for _ in range(300):
+        tickets.append(take(rng.choice(sidecars), rng.choice(["a:1", "b:1"])))
+        if rng.random() < 0.6:
+            tickets.pop(rng.randrange(len(tickets))).release()
+        await until(lambda: True, "a moment")
+
+    def seen() -> bool:
+        return all(
+            me.load_of_others(address).inflight_requests
+            == sum(other.endpoints[address].own.inflight_requests for other in sidecars if other is not me)
+            for me in sidecars
+            for address in ("a:1", "b:1")
+        )
+
+    await until(seen, "each sees the sum of the others")
+    for ticket in tickets:
+        ticket.release()
+    await until(lambda: all(s.load_of_others(a) == NO_LOAD for s in sidecars for a in ("a:1", "b:1")), "all is zero")
+
+
+async def test_a_sidecar_that_stops_counts_no_more_at_once(join: Join) -> None:
+    first, second = await join(), await join()
+    take(first, "a:1")
+    await until(lambda: second.load_of_others("a:1") != NO_LOAD, "the load is seen")
+    await first.store.stop()
+    took = await until(lambda: second.load_of_others("a:1") == NO_LOAD, "the load is gone")
+    assert took.running_s < 0.2
+
+
+async def test_without_redis_others_count_for_a_second_and_again_when_it_is_back(
+    redis: RedisServer, join: Join
+) -> None:
+    first, second = await join(), await join()
+    take(first, "a:1")
+    await until(lambda: second.load_of_others("a:1") != NO_LOAD, "the load is seen")
+    redis.kill()
+    took = await until(lambda: second.load_of_others("a:1") == NO_LOAD, "the load is forgotten")
+    assert took.clock_s > 0.5
+    assert took.running_s < 2
+    redis.start()
+    await until(lambda: second.load_of_others("a:1") == Load(1, 100, 40, 0), "the load is seen again")
+
+
+async def test_others_are_forgotten_while_redis_hangs(redis: RedisServer, join: Join) -> None:
+    first, second = await join(), await join()
+    take(first, "a:1")
+    await until(lambda: second.load_of_others("a:1") != NO_LOAD, "the load is seen")
+    redis.signal(signal.SIGSTOP)
+    try:
+        took = await until(lambda: second.load_of_others("a:1") == NO_LOAD, "the load is forgotten")
+    finally:
+        redis.signal(signal.SIGCONT)
+    assert took.running_s < 2
+    await until(lambda: second.load_of_others("a:1") == Load(1, 100, 40, 0), "the load is seen again")
+
+
+async def test_an_idle_sidecar_sends_signs_of_life_and_a_busy_one_twenty_messages_a_second(join: Join) -> None:
+    quiet, busy = await join(), await join()
+    before = quiet.store.load.sent, busy.store.load.sent
+    ends_s = time.perf_counter() + 1
+
+    def second_of_changes() -> bool:
+        take(busy, "a:1")
+        return time.perf_counter() >= ends_s and busy.store.load.sent - before[1] >= 5
+
+    took = await until(second_of_changes, "a second of load that changes all the time")
+    assert quiet.store.load.sent - before[0] <= took.clock_s / SIGN_OF_LIFE_S + 1
+    assert busy.store.load.sent - before[1] <= took.clock_s / PERIOD_S + 1

@@ -1,0 +1,140 @@
+"""A real Redis server, and sidecars that share it, as far as a store needs one."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from fairlead.core.facts import session_key
+from fairlead.core.load import Load
+from fairlead.core.migration import Planner, Rules
+from fairlead.core.peers import NO_LOAD
+from fairlead.core.prefix_index import PrefixIndex
+from fairlead.core.sessions import SessionTable
+from fairlead.processes import free_ports
+from fairlead.redis.store import SharedStore
+from tests.core.world import make_endpoint
+
+WITHIN_S = 60.0  # ends a test that would hang
+TURN_S = 0.001
+
+
+def key(name: object) -> bytes:
+    return session_key(str(name).encode())
+
+
+class RedisServer:
+    """A server of its own, on a free port. It keeps nothing on disk, so a restart loses everything."""
+
+    def __init__(self, folder: Path, password: str = "") -> None:
+        self._folder, self._password = folder, password
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_ports(1)[0]
+        self.url = f"redis://{f':{password}@' if password else ''}127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        binary = shutil.which("redis-server")
+        assert binary, "the tests of the shared store need redis-server; install Debian's package redis-server"
+        command = [binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        command += ["--dir", str(self._folder), "--requirepass", self._password]
+        with (self._folder / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + WITHIN_S
+        while not self._listens():
+            assert self._process.poll() is None, (self._folder / "redis.log").read_text()
+            assert time.monotonic() < deadline, "redis-server does not listen"
+            time.sleep(0.01)
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def ask(self, *words: str) -> str:
+        """The server's raw answer to a command that needs no password."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=WITHIN_S) as connection:
+            connection.sendall(f"*{len(words)}\r\n".encode())
+            connection.sendall(b"".join(f"${len(word.encode())}\r\n{word}\r\n".encode() for word in words))
+            return connection.recv(65536).decode()
+
+
+class Sidecar:
+    """Two endpoints, a session table and a store."""
+
+    def __init__(self, url: str, ttl_s: int = 3600, max_entries: int = 100_000) -> None:
+        self.table = SessionTable(ttl_s=ttl_s, max_entries=max_entries)
+        self.endpoints = {address: make_endpoint(address, "m") for address in ("a:1", "b:1")}
+        self.others: dict[str, Load] = {}
+        self.planner = Planner(Rules(), self.table)
+        self.store = SharedStore(
+            url,
+            table=self.table,
+            endpoints=self.endpoints.values,
+            apply=self.others.__setitem__,
+            planner=self.planner,
+            index=PrefixIndex(),
+            clock_s=time.perf_counter,
+        )
+        self.store.start()
+
+    def host(self, name: object) -> str | None:
+        return self.table.endpoint_of(key(name), time.perf_counter())
+
+    def bind(self, name: object, address: str) -> None:
+        self.table.bind(key(name), address, time.perf_counter())
+
+    def turn(self, name: object, choice: str) -> str:
+        """What the router does with a request of session `name`, where the policy would choose `choice`."""
+        host = self.host(name)
+        if host is None:
+            self.bind(name, choice)
+        return host or choice
+
+    def load_of_others(self, address: str) -> Load:
+        return self.others.get(address, NO_LOAD)
+
+    def up(self) -> bool:
+        return self.store.link.up
+
+    def idle(self) -> bool:
+        return self.up() and not self.store.sessions.pending
+
+
+class Waited(NamedTuple):
+    """How long a wait was, in seconds: on the clock, and without the time in which a busy machine let others run."""
+
+    clock_s: float
+    running_s: float
+
+
+async def until(condition: Callable[[], object], what: str) -> Waited:
+    """Wait for what other processes bring about. A turn of the loop counts as running for twice its pause at most."""
+    began_s = last_s = time.perf_counter()
+    running_s = 0.0
+    while not condition():
+        assert last_s < began_s + WITHIN_S, f"not so within {WITHIN_S:g} s: {what}"
+        await asyncio.sleep(TURN_S)
+        now_s = time.perf_counter()
+        running_s += min(now_s - last_s, 2 * TURN_S)
+        last_s = now_s
+    return Waited(last_s - began_s, running_s)

@@ -1,0 +1,258 @@
+"""A sidecar whose pool is discovered: engines come, drain and go while it serves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from fairlead.core.facts import RequestFacts
+from fairlead.core.in_flight import InFlight
+from fairlead.core.policy import Outcome, Refusal
+from fairlead.engines import watch
+from fairlead.errors import UserError
+from fairlead.extproc.models import models_answer
+from fairlead.serving import in_force, pool
+from fairlead.serving.sidecar import Sidecar
+from tests.serving.world import ConfigFile
+from tests.waiting import until
+
+
+class Lister:
+    """An engine as far as asking it what it serves goes."""
+
+    def __init__(self, *models: str) -> None:
+        self.cards: list[dict[str, Any]] = [{"id": name, "owned_by": "vllm", "max_model_len": 4096} for name in models]
+        self.status = 200
+        self.address = ""
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        app = web.Application()
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.address = f"127.0.0.1:{runner.addresses[0][1]}"
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": self.cards}, status=self.status)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+
+class World:
+    """A sidecar over what `lists` wrote."""
+
+    def __init__(self, file: ConfigFile, stack: AsyncExitStack) -> None:
+        self.file = file
+        self.stack = stack
+        self.sidecar: Sidecar
+
+    async def engine(self, *models: str) -> Lister:
+        made = Lister(*models)
+        await made.start(self.stack)
+        return made
+
+    def lists(self, *entries: str | dict[str, Any]) -> None:
+        new = self.file.folder / "engines.new"
+        new.write_text(yaml.safe_dump(list(entries)))
+        new.replace(self.file.folder / "engines.yaml")
+
+    async def start(self, **sections: Any) -> None:
+        path = self.file.write(pool={}, discovery={"file": "engines.yaml"}, **sections)
+        self.sidecar = await self.stack.enter_async_context(Sidecar(path))
+
+    def pool(self) -> dict[str, str]:
+        return {e.address: e.model for e in self.sidecar.services.router.pool.endpoints}
+
+    def admit(self, model: str, session: bytes | None = None) -> InFlight | Refusal:
+        facts = RequestFacts(model, 100, None, "en", 0, session=session, prefix=(1, 2, 3), block_tokens=30.0)
+        return self.sidecar.services.router.admit(facts, now_s=self.sidecar.services.clock_s())
+
+    def chosen(self, model: str = "llama") -> set[str]:
+        """Where requests for `model` go now; nowhere if it is unknown."""
+        addresses = set()
+        for _ in range(8):
+            admitted = self.admit(model)
+            if isinstance(admitted, InFlight):
+                addresses.add(admitted.address)
+                admitted.withdraw(self.sidecar.services.clock_s())
+        return addresses
+
+
+@pytest.fixture
+async def world(file: ConfigFile) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        yield World(file, stack)
+
+
+async def test_it_is_ready_when_the_first_set_is_known_even_if_that_is_empty(world: World) -> None:
+    await world.start()
+    services = world.sidecar.services
+    await until(lambda: services.discovery.statuses[0].error)
+    assert not services.is_ready
+    world.lists()
+    await until(lambda: services.is_ready)
+
+
+async def test_an_empty_pool_refuses_for_a_while_and_knows_no_unknown_models(world: World) -> None:
+    world.lists()
+    await world.start()
+    refused = world.admit("any")
+    assert isinstance(refused, Refusal)
+    assert refused.reason == "no_endpoint"
+
+
+async def test_an_engine_is_asked_what_it_serves_before_it_gets_traffic(world: World) -> None:
+    engine = await world.engine("llama")
+    engine.status = 503
+    world.lists(engine.address)
+    await world.start()
+    await until(lambda: world.sidecar.services.discovery.is_synced)
+    assert world.pool() == {}
+    engine.status = 200
+    await until(lambda: world.pool() == {engine.address: "llama"})
+    (endpoint,) = world.sidecar.services.router.pool.endpoints
+    assert (endpoint.spec.engine, endpoint.max_model_len) == ("vllm", 4096)
+
+
+async def test_an_endpoint_that_drains_gets_nothing_new_and_one_that_is_back_does(world: World) -> None:
+    one, other = await world.engine("llama"), await world.engine("llama")
+    world.lists(one.address, other.address)
+    await world.start()
+    await until(lambda: len(world.pool()) == 2)
+    world.lists({"address": one.address, "draining": True}, other.address)
+    await until(lambda: world.chosen() == {other.address})
+    world.lists(one.address, other.address)
+    await until(lambda: world.chosen() == {one.address, other.address})
+
+
+async def test_one_that_is_gone_is_forgotten_everywhere(world: World) -> None:
+    engine, other = await world.engine("llama"), await world.engine("llama")
+    world.lists(engine.address)
+    await world.start()
+    await until(world.pool)
+    services = world.sidecar.services
+    running = world.admit("llama", session=b"s")
+    assert isinstance(running, InFlight)
+    running.sent(running.request, services.clock_s())
+    services.recorder.ended("llama", "llama", engine.address, 0.1, Outcome(200, 100.0), b"id")
+    assert services.router.index.blocks(engine.address)
+    world.lists(other.address)
+    await until(lambda: world.pool() == {other.address: "llama"})
+    assert not services.router.index.blocks(engine.address)
+    assert engine.address not in services.router.sessions.by_endpoint()
+    assert list(services.recorder.requests) == [("llama", "llama", "gone", 200)]
+    running.served(engine.address, 200, services.clock_s(), in_one_piece=True)
+    running.ended(services.clock_s())
+    assert not services.router.index.blocks(engine.address)
+    assert engine.address not in services.observers.counts
+
+
+async def test_a_broken_file_leaves_the_pool_as_it_was(world: World) -> None:
+    engine = await world.engine("llama")
+    world.lists(engine.address)
+    await world.start()
+    await until(world.pool)
+    world.lists("no address")
+    services = world.sidecar.services
+    await until(lambda: services.discovery.statuses[0].error)
+    assert world.pool() == {engine.address: "llama"}
+    assert services.is_ready
+
+
+async def test_a_reload_keeps_what_was_discovered(world: World) -> None:
+    engine = await world.engine("llama")
+    world.lists(engine.address)
+    await world.start()
+    await until(world.pool)
+    world.file.write(pool={}, discovery={"file": "engines.yaml"}, policy={"name": "least_load"})
+    await world.sidecar.reloading.reload()
+    assert world.sidecar.services.config.policy.name == "least_load"
+    assert world.pool() == {engine.address: "llama"}
+
+
+async def test_adapters_are_served_by_the_engines_that_list_them_as_they_come_and_go(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_MODELS_S", 0.1)
+    plain, tuned = await world.engine("llama"), await world.engine("llama")
+    tuned.cards.append({"id": "sql", "parent": "llama"})
+    world.lists(plain.address, tuned.address)
+    await world.start(observe={"health_interval_ms": 100})
+    await until(lambda: len(world.pool()) == 2)
+    await until(lambda: world.chosen("sql") == {tuned.address})
+    admitted = world.admit("sql")
+    assert isinstance(admitted, InFlight)
+    assert admitted.decision.model == "sql", "the body keeps the adapter's name"
+    admitted.withdraw(0.0)
+    listing = models_answer("/v1/models/sql", world.sidecar.services.router.pool)
+    assert listing is not None
+    assert msgspec.json.decode(listing.body)["parent"] == "llama"
+    plain.cards.append({"id": "sql", "parent": "llama"})
+    await until(lambda: world.chosen("sql") == {plain.address, tuned.address})
+    del plain.cards[1], tuned.cards[1]
+    await until(lambda: world.chosen("sql") == set())
+    assert world.chosen("llama") == {plain.address, tuned.address}
+
+
+async def test_a_name_that_gets_another_address_is_followed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_force, "_NAMES_S", 0.02)
+    where = {"vllm-0:1": "127.0.0.2:1"}
+
+    def look_up(address: str, _: str) -> str:
+        if address not in where:
+            raise UserError(f"{address} does not resolve")
+        return where[address]
+
+    monkeypatch.setattr(pool, "resolve", look_up)
+    path = world.file.write(pool={"endpoints": [{"address": "vllm-0:1", "model": "llama"}]})
+    world.sidecar = await world.stack.enter_async_context(Sidecar(path))
+    assert world.pool() == {"127.0.0.2:1": "llama"}
+    where["vllm-0:1"] = "127.0.0.3:1"
+    await until(lambda: world.pool() == {"127.0.0.3:1": "llama"})
+    with capture_logs() as logs:
+        del where["vllm-0:1"]
+        await until(lambda: any("last address stays" in each["event"] for each in logs))
+    assert world.pool() == {"127.0.0.3:1": "llama"}
+
+
+async def test_the_last_engines_of_a_model_stay_until_those_listed_instead_have_served(world: World) -> None:
+    old = [await world.engine("llama") for _ in range(3)]
+    other, new = await world.engine("other"), await world.engine("llama")
+    new.status = 503
+    world.lists(*(each.address for each in [*old, other]))
+    await world.start()
+    await until(lambda: len(world.pool()) == 4)
+    router, clock_s = world.sidecar.services.router, world.sidecar.services.clock_s
+    for endpoint in router.pool.endpoints:
+        endpoint.request_answered(clock_s())
+    world.lists(new.address)
+    await until(lambda: all(router.pool.by_address[each.address].health.withheld for each in old))
+    assert world.chosen() <= {each.address for each in old}
+    new.status = 200
+    await until(lambda: world.chosen() == {new.address})
+    assert set(world.pool()) > {new.address}, "it has not served yet"
+    router.pool.by_address[new.address].request_answered(clock_s())
+    await until(lambda: set(world.pool()) == {new.address})
+
+
+async def test_engines_leave_at_once_where_others_of_their_model_serve(world: World) -> None:
+    gone, stays, new = [await world.engine("llama") for _ in range(3)]
+    new.status = 503
+    world.lists(gone.address, stays.address)
+    await world.start()
+    await until(lambda: len(world.pool()) == 2)
+    router = world.sidecar.services.router
+    router.pool.by_address[stays.address].request_answered(world.sidecar.services.clock_s())
+    world.lists(stays.address, new.address)
+    await until(lambda: set(world.pool()) == {stays.address})

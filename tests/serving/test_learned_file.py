@@ -1,0 +1,74 @@
+"""The state file: read at the start, written at the end, and never a reason not to serve."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from fairlead.core.learned_state import VERSION
+from fairlead.serving.sidecar import Sidecar
+from tests.core.test_learning import seen
+from tests.serving.world import ConfigFile
+
+
+async def learned_ms(file: ConfigFile, *, answers: int = 0) -> float:
+    """Prefill in force in a sidecar that starts, observes so many answers, and ends."""
+    async with Sidecar(file.write(observe={"state": "kept/learned.json"})) as sidecar:
+        services = sidecar.services
+        for _ in range(answers):
+            observed = seen(address="127.0.0.1:1", model="small")
+            services.learner.observe(observed, services.router.pool)
+            services.recorder.observed(observed)
+        return services.router.pool.endpoints[0].speed.prefill_ms_per_token
+
+
+async def test_what_was_learned_survives_a_restart(file: ConfigFile) -> None:
+    assert await learned_ms(file, answers=20) == 0.1
+    assert await learned_ms(file) == pytest.approx(0.2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"\xff", b'{"version": 3}', b"[" * 100_000,
+        b'{"version":2,"saved_at":0,"clock_s":0,"models":{},"engines":[],"tokens":{"m":[[[[1000,1.0]],5]]}}',
+        b'{"version":2,"saved_at":0,"clock_s":0,"models":{"small":{"works":[],"line":[0,1e400,1,0],"knows_prefill":true,'
+        b'"knows_decode":true,"answer_tokens":[]}},"engines":[],"tokens":{}}',
+    ],
+)  # fmt: skip
+async def test_a_file_that_cannot_be_read_is_left_out_with_a_line_in_the_log(file: ConfigFile, content: bytes) -> None:
+    (file.folder / "kept").mkdir()
+    (file.folder / "kept" / "learned.json").write_bytes(content)
+    with capture_logs() as logs:
+        assert await learned_ms(file) == 0.1
+    (warned,) = [line for line in logs if line["event"].startswith("what was learned before is not used")]
+    assert warned["file"] == str(file.folder / "kept" / "learned.json")
+
+
+async def test_a_file_that_cannot_be_written_is_a_line_in_the_log(file: ConfigFile) -> None:
+    (file.folder / "kept").write_text("in the way")
+    with capture_logs() as logs:
+        assert await learned_ms(file, answers=20) == 0.1
+    assert any(line["event"] == "what was learned cannot be saved" for line in logs)
+
+
+async def test_without_news_the_file_stays_as_it_is(file: ConfigFile) -> None:
+    await learned_ms(file, answers=20)
+    path = file.folder / "kept" / "learned.json"
+    written = path.stat().st_mtime_ns
+    await learned_ms(file)
+    assert path.stat().st_mtime_ns == written
+    assert msgspec.json.decode(path.read_bytes())["version"] == VERSION
+
+
+async def test_a_restarted_sidecar_still_drains(file: ConfigFile) -> None:
+    path = file.write(observe={"state": "kept/learned.json"})
+    async with Sidecar(path) as sidecar:
+        (endpoint,) = sidecar.services.router.pool.endpoints[:1]
+        sidecar.services.router.planner.draining.add(endpoint.address)
+    async with Sidecar(path) as sidecar:
+        assert sidecar.services.router.planner.draining == {endpoint.address}
+        sidecar.services.router.planner.draining.clear()
+    async with Sidecar(path) as sidecar:
+        assert not sidecar.services.router.planner.draining

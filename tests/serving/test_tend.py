@@ -1,0 +1,74 @@
+"""Background upkeep: it does its work, survives internal errors, and logs them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from fairlead.config import parse
+from fairlead.core.reported import EngineReport
+from fairlead.extproc.services import Services
+from fairlead.serving import tend
+from fairlead.serving.build import build
+from fairlead.serving.in_force import InForce
+from tests.serving.test_reload import until
+
+
+@pytest.fixture
+async def services() -> Services:
+    config = parse("pool: {endpoints: [{address: '127.0.0.1:1', model: m}]}")
+    made = build(config, Path())
+    await made.cascades.escalation.open()
+    await InForce(made, Path()).apply(config)
+    await made.cascades.escalation.close()
+    return made
+
+
+async def test_upkeep_goes_on_after_a_fault_of_ours_which_is_counted(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tend, "_TEND_S", 0.001)
+    real, faults, capacities = services.router.sessions.expire, [RuntimeError("on purpose")], []
+
+    def expire(now_s: float) -> None:
+        if faults:
+            raise faults.pop()
+        real(now_s)
+
+    monkeypatch.setattr(services.router.sessions, "expire", expire)
+    monkeypatch.setattr(services.router.index, "set_capacity_tokens", lambda *args: capacities.append(args))
+    services.router.pool.endpoints[0].report = EngineReport(kv_capacity_tokens=12_800)
+    upkeep = asyncio.create_task(tend.tend(services))
+    await until(lambda: bool(capacities))
+    upkeep.cancel()
+    await asyncio.wait([upkeep])
+    assert services.recorder.background_failures == 1
+    assert "on purpose" in services.recorder.last_background_failure
+    assert capacities[0][0] == "127.0.0.1:1"
+
+
+async def test_each_fault_is_reported_once_with_its_last_cause(services: Services) -> None:
+    faults = tend.FaultLog(services)
+    services.recorder.stream_failed("first")
+    services.recorder.stream_failed("second")
+    services.router.policy_failures, services.router.last_policy_failure = 1, "policy"
+    with capture_logs() as logged:
+        faults.log_new()
+        faults.log_new()
+    assert [(entry["stage"], entry["failures"], entry["last_cause"]) for entry in logged] == [
+        ("policy", 1, "policy"),
+        ("stream", 2, "second"),
+    ]
+
+
+async def test_faults_of_the_last_seconds_are_reported_at_the_end(services: Services) -> None:
+    with capture_logs() as logged:
+        telling = asyncio.create_task(tend.report_faults(services))
+        await asyncio.sleep(0)
+        services.recorder.background_failed("late")
+        telling.cancel()
+        await asyncio.wait([telling])
+    assert [entry["last_cause"] for entry in logged] == ["late"]

@@ -1,0 +1,54 @@
+"""Every part of a pool under load is killed and comes back: no request for a model, a route or a cascade is lost."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.stack.kills import CLIENTS, HEADING, Row, world
+
+pytestmark = pytest.mark.timeout(400)
+
+HEALTH_INTERVAL_S = 1.0  # of Envoy with its sidecars, and as much again until a check that hangs has failed
+BUSY_MACHINE_S = 2.0
+
+
+def _judged(rows: list[Row]) -> None:
+    table = "\n".join([HEADING, *map(str, rows), *sorted({reason for row in rows for reason in row.reasons})])
+    print(table)
+    assert all(row.sent.total() > 50 for row in rows), table
+    assert all(row.lost.total() == 0 for row in rows), table
+
+
+async def test_no_request_is_lost_when_the_sidecar_an_engine_or_redis_is_killed(tmp_path: Path) -> None:
+    async with world(tmp_path, sidecars=1) as running:
+        (sidecar,) = running.sidecars
+        rows = [await running.kill(sidecar, number) for number in (signal.SIGKILL, signal.SIGTERM)]
+        rows += [await running.kill(part, signal.SIGKILL) for part in (*running.engines, running.redis)]
+    _judged(rows)
+
+
+async def test_two_sidecars_take_over_from_each_other(tmp_path: Path) -> None:
+    async with world(tmp_path, sidecars=2) as running:
+        rows = [
+            await running.kill(sidecar, number)
+            for sidecar in running.sidecars
+            for number in (signal.SIGKILL, signal.SIGTERM)
+        ]
+    _judged(rows)
+    assert all(row.last_blind_s < 2 * HEALTH_INTERVAL_S + BUSY_MACHINE_S for row in rows), "\n".join(map(str, rows))
+
+
+async def test_in_full_duplex_a_killed_sidecar_costs_what_it_was_reading_and_a_drained_one_nothing(
+    tmp_path: Path,
+) -> None:
+    """In this mode Envoy has no copy of a body that it has begun to pass on."""
+    async with world(tmp_path, sidecars=1, mode="full_duplex") as running:
+        (sidecar,) = running.sidecars
+        killed, drained = [await running.kill(sidecar, number) for number in (signal.SIGKILL, signal.SIGTERM)]
+    table = "\n".join([HEADING, str(killed), str(drained), *sorted({*killed.reasons, *drained.reasons})])
+    print(table)
+    assert drained.lost.total() == 0, table
+    assert killed.lost.total() <= 3 * CLIENTS, table

@@ -1,0 +1,117 @@
+"""The sdist and the wheel as `make release` builds them, and the wheel where nothing else is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+
+from fairlead.gateway import EnvoyProcess
+from fairlead.processes import Child, free_ports
+from fairlead.tools.simulate.server import running_engine
+from tests.stack.conftest import engine
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+BARE = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, env=BARE, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def environment(folder: Path, *packages: str | Path) -> Path:
+    """The programs of a new environment that has these packages and what they need."""
+    venv.create(folder)  # pip's own installation would take as long again
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin/python", "--disable-pip-version-check")
+    run(*pip, "install", "--quiet", "--no-compile", *packages)
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("release")
+    build_system = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    tools = environment(folder / "tools", "-r", ROOT / "requirements-release.txt", *build_system)
+    assert "Nothing was published" in run(tools / "python", ROOT / "scripts/release.py", "--out", folder / "dist")
+    return folder / "dist"
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Programs of an environment that has the wheel alone."""
+    return environment(tmp_path_factory.mktemp("empty") / "env", next(built.glob("*.whl")))
+
+
+def test_they_hold_what_they_should_and_no_more(built: Path) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        names = wheel.namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"fairlead", "fairlead_router"}
+    assert {"fairlead/extproc/pb/ext_proc_pb2.py", "fairlead/admin/page/index.html", "fairlead/py.typed"} <= set(names)
+    with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
+        tops = {name.split("/")[1] for name in sdist.getnames()}
+    assert tops == {
+        "src",
+        "protos",
+        "hatch_build.py",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "PKG-INFO",
+        ".gitignore",
+    }
+
+
+async def test_the_wheel_alone_checks_serves_and_routes_a_request(installed: Path, tmp_path: Path) -> None:
+    grpc, admin, listen, envoy_admin = (f"127.0.0.1:{port}" for port in free_ports(4))
+    path, bootstrap = tmp_path / "fairlead.yaml", tmp_path / "envoy.yaml"
+    async with running_engine(engine()) as simulated:
+        document = {
+            "listen": {"grpc": grpc, "admin": admin},
+            "gateway": {"listen": listen},
+            "pool": {"endpoints": [{"address": simulated.address, "model": "small"}]},
+        }
+        path.write_text(yaml.safe_dump(document))
+        fairlead = installed / "fairlead"
+        assert "1 endpoints of 1 models (small)" in run(fairlead, "check", "--config", path)
+        run(fairlead, "envoy", "--config", path, "--output", bootstrap, "--admin", envoy_admin)
+        command = [str(fairlead), "serve", "--config", str(path)]
+        async with Child("fairlead", command, environment={"PYTHONPATH": ""}) as sidecar:
+            await sidecar.until_ready(f"http://{admin}/readyz")
+            async with EnvoyProcess(yaml.safe_load(bootstrap.read_text())), aiohttp.ClientSession() as client:
+                body = {"model": "small", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+                async with client.post(f"http://{listen}/v1/chat/completions", json=body) as answer:
+                    assert (answer.status, answer.headers["x-fairlead-endpoint"]) == (200, simulated.address)
+
+
+def test_a_missing_extra_is_one_sentence(installed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "fairlead.yaml"
+    path.write_text(
+        "pool: {endpoints: [{address: '127.0.0.1:8000', model: m}]}\ntracing: {endpoint: 'http://127.0.0.1:4318'}\n"
+    )
+    command = [str(installed / "fairlead"), "check", "--config", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=BARE)
+    assert done.returncode == 2
+    assert "opentelemetry-proto, which is not installed" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_version_is_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((ROOT / "deploy/kubernetes/fairlead/Chart.yaml").read_text())
+    shown = subprocess.run(
+        [sys.executable, "-m", "fairlead", "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    assert shown.split()[-1] == project["version"] == chart["appVersion"].strip('"')

@@ -1,0 +1,67 @@
+"""WebSockets through a real Envoy that asks a running sidecar. (tests/gateway has them while the sidecar is away.)"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+
+from fairlead.config import load
+from fairlead.gateway import EnvoyProcess, bootstrap
+from fairlead.gateway.process import until_advised
+from fairlead.processes import Child, free_ports, python_module
+from tests.gateway.world import WITHIN_S, Engine
+
+
+@dataclass
+class Realtime:
+    url: str
+    admin_url: str
+    client: aiohttp.ClientSession
+
+
+@pytest.fixture
+async def realtime(tmp_path: Path) -> AsyncIterator[Realtime]:
+    """Engines of the models `small` and `large` that send back what they get over a WebSocket; `auto` is a route."""
+    async with AsyncExitStack() as stack:
+        engines = [Engine("small"), Engine("large")]
+        for engine in engines:
+            await engine.start()
+            stack.push_async_callback(engine.stop)
+        grpc, admin, listen, envoy_admin = (f"127.0.0.1:{port}" for port in free_ports(4))
+        document = {
+            "listen": {"grpc": grpc, "admin": admin, "drain_s": 1},
+            "gateway": {"listen": listen},
+            "pool": {"endpoints": [{"address": engine.address, "model": engine.name} for engine in engines]},
+            "routes": {"auto": ["large"]},
+        }
+        path = tmp_path / "fairlead.yaml"
+        path.write_text(yaml.safe_dump(document), encoding="utf-8")
+        sidecar = Child("the sidecar", python_module("fairlead", "serve", "--config", str(path)))
+        await stack.enter_async_context(sidecar)
+        await sidecar.until_ready(f"http://{admin}/readyz", WITHIN_S)
+        tree = bootstrap(load(path), admin_address=envoy_admin)
+        await stack.enter_async_context(EnvoyProcess(tree, ready_within_s=WITHIN_S))
+        await until_advised(f"http://{listen}", WITHIN_S)
+        yield Realtime(f"http://{listen}", f"http://{admin}", await stack.enter_async_context(aiohttp.ClientSession()))
+
+
+async def in_flight(pool: Realtime) -> int:
+    async with pool.client.get(f"{pool.admin_url}/debug/endpoints") as response:
+        return sum(endpoint["inflight_requests"] for endpoint in (await response.json())["endpoints"])
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("small", "small"), ("large", "large"), ("auto", "large")])
+async def test_a_websocket_goes_to_the_model_that_its_query_names(
+    realtime: Realtime, asked: str, expected: str
+) -> None:
+    async with realtime.client.ws_connect(f"{realtime.url}/v1/realtime?model={asked}") as socket:
+        for text in ("hello", "and again"):
+            await socket.send_str(text)
+            assert await socket.receive_str() == f"{expected}: {text}"
+        assert await in_flight(realtime) == 1

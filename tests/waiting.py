@@ -1,0 +1,23 @@
+"""Waiting for what comes from elsewhere: from another process, or a task that sets no event."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+WITHIN_S = 60.0  # ends a test that would hang; what a test waits for comes in milliseconds
+
+
+async def until(condition: Callable[[], Any], what: str = "", within_s: float = WITHIN_S) -> None:
+    """Wait for `condition`, plain or a coroutine function."""
+    try:
+        async with asyncio.timeout(within_s):
+            while True:
+                found = condition()
+                if await found if inspect.isawaitable(found) else found:
+                    return
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"not so within {within_s:g} s: {what or condition}") from None
