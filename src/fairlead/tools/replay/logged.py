@@ -8,7 +8,8 @@ from typing import Any
 from fairlead.core.facts import RequestFacts
 from fairlead.core.policy import Decision, Outcome, Policy
 from fairlead.decision_log.columns import Anonymous, Ended
-from fairlead.tools.replay.simulation import Asked, AttemptRecord, Simulation
+from fairlead.tools.replay.attempts import Asked, AttemptRecord
+from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World
 
