@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from fairlead.errors import UserError
 from fairlead.tools.replay.agenda import Agenda
 from fairlead.tools.replay.world import World
-from fairlead.tools.simulate.engine import Engine, EngineRequest, Event, RequestRefusedError
+from fairlead.tools.simulate.engine import Engine
+from fairlead.tools.simulate.engine_request import EngineRequest, Event, RequestRefusedError
 
 _Arrivals = Iterator[tuple[float, EngineRequest]]
 

@@ -32,7 +32,8 @@ from fairlead.tools.replay.engines import Engines
 from fairlead.tools.replay.sidecar import Sidecar
 from fairlead.tools.replay.workload import Turn, Workload
 from fairlead.tools.replay.world import EngineSpec, World
-from fairlead.tools.simulate.engine import Engine, EngineRequest, Event, EventKind, RequestRefusedError
+from fairlead.tools.simulate.engine import Engine
+from fairlead.tools.simulate.engine_request import EngineRequest, Event, EventKind, RequestRefusedError
 
 HTTP_OK: Final = 200
 
