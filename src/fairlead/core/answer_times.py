@@ -19,7 +19,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from fairlead.core.decode_time import USUAL_SLOWDOWN
+from fairlead.core.endpoint import USUAL_SLOWDOWN
 from fairlead.statistics import solve, weighted_quantile
 
 LEAST_PREFILL_TOKENS: Final = 256  # a shorter prompt shows fixed costs, not the cost of a token

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from fairlead.core.decode_time import USUAL_SLOWDOWN
-from fairlead.core.endpoint import USUAL_ANSWER_TOKENS, Endpoint
+from fairlead.core.endpoint import USUAL_ANSWER_TOKENS, USUAL_SLOWDOWN, Endpoint
 from fairlead.core.facts import RequestFacts
 
 

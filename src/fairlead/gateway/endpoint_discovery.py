@@ -105,7 +105,7 @@ class EndpointDiscovery:
         return self._hosts
 
     def resource(self, cluster: str) -> bytes:
-        """The endpoints of `cluster`; none for one that has no engine now, as Envoy must hear of that too."""
+        """The endpoints of `cluster`; none for one that has no engine now, as Envoy must be sent that too."""
         return self._assignments.get(cluster) or _assignment(cluster, ())
 
     def pushed(self) -> None:
