@@ -140,10 +140,13 @@ def _asked(services: Services, request: HttpRequest, read: Read) -> Asked | None
 def asked_of(services: Services, written: str, request: HttpRequest) -> tuple[str, str]:
     """The model or route that a request goes to, and the name under which it counts; see `Asked`."""
     rewrites, headers = services.rewrites, request.headers
-    if not rewrites.are_any or services.cascades.is_inner(headers):
+    stated = headers.get(names.MODEL_REWRITE[0]) or headers.get(names.MODEL_REWRITE[1])
+    if not (rewrites.are_any or stated) or services.cascades.is_inner(headers):
         return written, written
     pool = services.router.pool
     name = rewrites.model(written, pool, _session_id(services, request) or b"", services.rng)
+    if stated and name == written != ANY_MODEL and services.config.believes_gateway:  # rewrites of the pool go first
+        name = stated.decode(errors="replace")
     return name, written if pool.knows(written) else name
 
 

@@ -85,7 +85,7 @@ def naming_of(config: Config, objectives: Objectives | None = None) -> Naming:
         return Naming()
     own_levels = {name: priority.level for name, priority in admission.priorities.items()}
     levels = dict(objectives or {}) | own_levels
-    vouched = admission.vouched_by is not None
+    vouched = config.believes_gateway
     own: tuple[bytes, ...] = () if admission.header is None else (admission.header.lower().encode(),)
     tenant = () if config.tenants.header is None else (config.tenants.header.lower().encode(),)
     return Naming(
