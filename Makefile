@@ -27,7 +27,7 @@ demo: $(INSTALLED) ## Four simulated engines, Envoy and the sidecar; KEEP=1 stay
 	@$(BIN)/fairlead demo $(if $(KEEP),--keep) $(if $(ENGINES),--engines $(ENGINES))
 
 # Rooms of tests/ that start Redis, a browser or vLLM. (Envoy is a package of Python's.)
-SYSTEM_ROOMS := admin lab migration redis stack tools
+SYSTEM_ROOMS := admin docs lab migration redis stack tools
 
 test: $(INSTALLED) ## Lint, types, import contracts and all tests; ROOM=policies: the tests of that room alone.
 ifdef ROOM
