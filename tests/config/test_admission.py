@@ -41,7 +41,7 @@ def test_without_the_section_nothing_waits() -> None:
     config = parse(POOL)
     assert rules_of(config.admission) is None
     assert longest_wait_s(None) == 0
-    assert naming_of(config).headers == naming_of(parse(POOL + "tenants: {header: x-t}\n")).headers
+    assert naming_of(config).priority_headers == ()
 
 
 def test_priorities_become_bands() -> None:

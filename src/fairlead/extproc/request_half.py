@@ -18,8 +18,9 @@ from fairlead.extproc.body_reader import MOST_READ_S, BodyReader, ReaderLostErro
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.models import models_answer
 from fairlead.extproc.pb.ext_proc_pb2 import BUFFERED, FULL_DUPLEX_STREAMED, ProcessingRequest
-from fairlead.extproc.pick import Prepared, prepare, question, read_here, read_inline
+from fairlead.extproc.pick import Prepared, Refused, prepare, question, read_here, read_inline
 from fairlead.extproc.queued import join_queue, must_wait
+from fairlead.extproc.rated import paid
 from fairlead.extproc.request import HttpRequest
 from fairlead.extproc.routed import place_counted, routed, routed_unread
 
@@ -127,7 +128,7 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
         exchange.request_phase = "reading"
         exchange.held = _pick_later(exchange, services.reader, request, end_of_stream=end_of_stream)
         return _wait(exchange, _MOST_WAITING_S + MOST_READ_S)
-    prepared = prepare(services, request, read_here(services, request) if read is None else read)
+    prepared = _paid(exchange, prepare(services, request, read_here(services, request) if read is None else read))
     if (
         isinstance(prepared, Prepared)
         and services.waiting.is_on
@@ -149,7 +150,7 @@ async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpReque
         read = await reader.read(request.body, question(services, request))
         if exchange.request_phase != "reading":
             return ()
-        prepared = prepare(services, request, read)
+        prepared = _paid(exchange, prepare(services, request, read))
         if isinstance(prepared, Prepared) and services.waiting.is_on and (terms := must_wait(exchange, prepared)):
             return await join_queue(exchange, prepared, terms, end_of_stream=end_of_stream)
         return routed(exchange, place_counted(exchange, prepared), request.body, end_of_stream=end_of_stream)
@@ -159,6 +160,12 @@ async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpReque
         exchange.report_fault()
     exchange.withdraw()
     return exchange.refuse(refusals.unreadable()) if exchange.request_phase == "reading" else ()
+
+
+def _paid(exchange: Exchange, prepared: Prepared | Refused) -> Prepared | Refused:
+    if not exchange.services.rates.is_on or isinstance(prepared, Refused):
+        return prepared
+    return paid(exchange, prepared) or prepared
 
 
 def _wait(exchange: Exchange, most_s: float) -> Replies:
