@@ -191,7 +191,7 @@ class Rules:
                 self._headers.settings_acknowledged()
             return
         widened = self._sender.peer.update(payload)
-        self._out.append(f.frame(f.SETTINGS, f.ACK, 0))  # before any data that they let go: 6.5.3, "immediately"
+        self._out.append(f.frame(f.SETTINGS, f.ACK, 0))  # before the DATA that new windows let go
         if widened:
             self.work.spend(len(self._live) >> 2)
             for stream in list(self._live.values()):
