@@ -120,6 +120,19 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     completion_tokens: int | None = None
 
 
+class Ended(msgspec.Struct, frozen=True, gc=False):
+    """One request that has ended, as the request path leaves it to those who record it."""
+
+    request: RequestFacts
+    decision: Decision
+    outcome: Outcome
+    address: str  # of the endpoint that answered
+    request_id: bytes
+    begun_s: float  # when its headers came; this and the next by the router's clock
+    ended_s: float
+    waited_ms: float = 0.0  # in the admission queue, before the decision
+
+
 class Tuner(Protocol):
     """Keeps what a policy may not: it observes how decisions went, and replaces the policy by one with other weights.
 

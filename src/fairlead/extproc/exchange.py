@@ -15,6 +15,7 @@ from fairlead.api.answer_model import AnswerModel
 from fairlead.api.refusals import HttpAnswer
 from fairlead.core.in_flight import InFlight
 from fairlead.core.observation import Observation
+from fairlead.core.policy import Ended
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
 from fairlead.extproc.observed import ObservedAnswer
@@ -88,23 +89,21 @@ class Exchange:
         outcome = in_flight.ended(now_s, self.seen)
         if outcome is None:
             return
-        decision = in_flight.decision
         self.in_flight = None
-        services.recorder.ended(self.route, decision.model, address, now_s - self.started_s, outcome, self.request_id)
-        parent = self.headers.get(names.TRACEPARENT, b"")
-        services.tracer.ended(
+        ended = Ended(
             in_flight.request,
-            decision,
+            in_flight.decision,
             outcome,
             address,
             self.request_id,
-            parent,
             self.started_s,
             now_s,
             self.waited_ms,
         )
+        services.recorder.ended(self.route, ended)
+        services.tracer.ended(ended, self.headers.get(names.TRACEPARENT, b""))
         if self.pick is not None:
-            services.log.add(in_flight.request, decision, outcome, address, self.request_id, self.waited_ms)
+            services.log.add(ended)
 
     def withdraw(self) -> None:
         """Nothing of it is left behind, unless it has ended already."""
