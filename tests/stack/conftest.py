@@ -45,7 +45,8 @@ class Stack:
         self.config_path = folder / "fairlead.yaml"
         self.document: dict[str, Any] = {
             "listen": {"grpc": grpc, "admin": admin, "drain_s": 5},
-            "gateway": {"listen": listen},
+            # A busy machine may keep the sidecar waiting for a while: that is no sidecar that hangs.
+            "gateway": {"listen": listen, "processor_timeout_ms": 10_000},
             "pool": {
                 "endpoints": [
                     {"address": engine.address, "model": option.model, "engine": option.kind} | _kv_transfer(engine)

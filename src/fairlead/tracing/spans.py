@@ -75,6 +75,7 @@ def _decision(ended: Ended) -> Mapping[str, Value | None]:
             "fairlead.cost.prefill_ms": terms.prefill_ms,
             "fairlead.cost.queue_ms": terms.queue_ms,
             "fairlead.cost.decode_ms": terms.decode_ms,
+            "fairlead.cost.adapter_ms": terms.adapter_ms,
             "fairlead.cost.success_probability": terms.success_probability,
             "fairlead.cost.total_ms": terms.total_ms(),
         }
