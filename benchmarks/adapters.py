@@ -48,7 +48,7 @@ from fairlead.tools.simulate.parameters import EngineParameters
 ADAPTERS, ENGINES, SLOTS = 40, 4, 4
 BLOCK_TOKENS: Final = 64
 SYSTEM_BLOCKS: Final = 4  # of an adapter's own instructions
-REQUESTS: Final = 1500
+REQUESTS: Final = 1000
 WARM: Final = 200  # not counted: the first requests load everything anew under any rule
 SKEWS, LOADS_MS, RATES = (0.8, 1.2), (50.0, 500.0), (4.0, 8.0)  # requests a second
 NAMES = tuple(f"adapter-{number}" for number in range(ADAPTERS))
