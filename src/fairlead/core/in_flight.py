@@ -231,6 +231,8 @@ class InFlight:
             else:
                 endpoint.request_abandoned(self.sent_s, now_s)
         if answered and self.code < CLIENT_ERROR:
+            if endpoint is not None:
+                endpoint.request_served()
             self._answer_ended(address, seen)
         outcome = self._outcome(now_s, seen)
         self._feedback(self.decision, outcome, now_s)

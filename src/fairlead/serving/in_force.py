@@ -199,8 +199,9 @@ class InForce:
         services.budget.forget_all_but(pool.by_address)
         if gone:
             services.recorder.forget_all_but(pool.by_address)
+            router.answered.forget(gone)
         for address in gone:
-            router.index.forget(address)
+            router.index.remove(address)
             router.sessions.forget_endpoint(address)
             router.planner.forget(address)
         for endpoint in pool.endpoints:

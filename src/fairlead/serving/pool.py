@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import structlog
@@ -62,6 +63,10 @@ def make_pool(
     specs += _discovered(config, folder, members, capabilities, set(addresses))
     stay = current.by_address if current is not None else {}
     endpoints = [_kept(stay.get(spec.address), spec) for spec in specs]
+    at_work = {endpoint.model for endpoint in stay.values() if endpoint.answered_s > -inf}
+    for endpoint in endpoints:
+        if endpoint.address not in stay and endpoint.model in at_work:
+            endpoint.warm_in.begin()
     found = {member.found.address: member for member in members if member.found.address not in addresses}
     for endpoint in endpoints:
         member = found.get(endpoint.address)
