@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from fairlead.admission.eviction import PATIENCE_S, Evictions
 from fairlead.admission.gate import Gate, answer_tokens, engine_ms
 from fairlead.admission.limits import BandRules, QueueRules
 from fairlead.admission.queue import WaitQueue
@@ -35,6 +36,7 @@ _NEVER = BandRules()
 class Rules(msgspec.Struct, frozen=True):
     queue: QueueRules = QueueRules()
     begin_within_ms: float | None = None  # None: a few of the usual prefills
+    evicts_lower: bool = False  # a streamed answer of a lower level ends for a request that waits
 
 
 class BandCounts:
@@ -56,6 +58,7 @@ class Admission:
         self.is_draining = False
         self.gate = Gate(router)
         self.queue = WaitQueue(QueueRules())
+        self.evictions = Evictions()
         self._lanes: dict[str | None, Lane] = {}
         self._groups: dict[str, str] = {}
         self._pool: Pool | None = None  # of those
@@ -237,7 +240,31 @@ class Admission:
                     took_ms = self._decide(taken.waiting, "go", now_s)
                 finally:
                     self.queue.charge(taken, took_ms, now_s)
+            self._evict_for(group, now_s)
         return not left
+
+    def _evict_for(self, group_name: str, now_s: float) -> None:
+        """End one answer below the highest level that waits, if that has waited for long enough."""
+        level, since_s = self._longest_at_the_top(group_name)
+        if since_s > now_s - PATIENCE_S:
+            return
+        for lane in self.queue.groups[group_name].bands[level].lanes:
+            addresses = {e.address for e in self.router.pool.serving(lane.model) if lane.may_go_to(e.address)}
+            running = self.evictions.choose(group_name, level, addresses)
+            if running is not None:
+                self._count(running.level, "evicted")
+                running.abort()
+                return
+
+    def _longest_at_the_top(self, group_name: str) -> tuple[int, float]:
+        """The highest level that waits, and since when, where an answer may end for it; infinite where none may."""
+        group = self.queue.groups.get(group_name)
+        if self.rules is None or not self.rules.evicts_lower or group is None or not group.bands:
+            return 0, inf
+        level, band = next(iter(group.bands.items()))
+        if not self.evictions.has_below(group_name, level):
+            return level, inf
+        return level, min(next(iter(lane.arrivals.values())).arrived_s for lane in band.lanes.values())
 
     def drain(self, now_s: float) -> None:
         """Nobody waits any more, and nobody will."""
@@ -260,7 +287,8 @@ class Admission:
     def next_event_s(self) -> float:
         """When `release` must be called even if nothing happens."""
         due_s = self.queue.next_deadline_s
-        for group in self.queue.groups.values():
+        for name, group in self.queue.groups.items():
+            due_s = min(due_s, self._longest_at_the_top(name)[1] + PATIENCE_S)
             for lane in {lane for band in group.bands.values() for lane in band.lanes}:
                 due_s = min(due_s, self.gate.next_room_s(lane))
         return due_s

@@ -149,7 +149,7 @@ def _uncached(endpoint: Endpoint, tokens: int, cached: Mapping[str, int]) -> int
 
 
 def _may_go(lane: Lane, endpoint: Endpoint) -> bool:
-    return endpoint.health.healthy and (lane.subset is None or endpoint.address in lane.subset)
+    return endpoint.health.healthy and lane.may_go_to(endpoint.address)
 
 
 def _has_room(

@@ -23,6 +23,9 @@ class Lane(msgspec.Struct, frozen=True):
     group: str  # of models that some route connects
     subset: frozenset[str] | None = None  # of endpoints, where the gateway gave one
 
+    def may_go_to(self, address: str) -> bool:
+        return self.subset is None or address in self.subset
+
 
 class Waiting:
     """Compared by identity. `number`, `account` and `flow` are the queue's."""

@@ -25,6 +25,7 @@ def must_wait(exchange: Exchange, prepared: Prepared) -> Terms | None:
     if services.cascades.is_inner(headers):
         return None  # what a cascade asks of its larger models has waited once
     terms = services.waiting.terms(headers, asked.route)
+    exchange.level = terms.level
     lane = services.admission.lane(_lane_model(services, asked.name), exchange.subset)
     return None if services.admission.passes(lane, terms.level, services.clock_s(), prepared.facts) else terms
 
