@@ -379,3 +379,50 @@ async def test_it_waits_no_longer_than_its_objective_can_be_met() -> None:
     (reply,) = await later(waits)
     assert refused(reply)[:2] == (429, "rejected-ttl-expired")
     assert room.is_clean()
+
+
+def paced(room: Room, *, refuses: bool, tpot_ms: float = 30.0) -> None:
+    """A token of `small` takes 20 ms, and 10 more for each that decodes beside it."""
+    for address in ("10.0.0.1:1", "10.0.0.2:1"):
+        room.endpoints[address].speed = Speed(0.1, 20.0, batch_slowdown=0.5)
+        room.endpoints[address].take(DECODING)
+    room.use(room.rules, replace(NAMING, slos={"small": Slo(tpot_ms=tpot_ms, refuses=refuses)}))
+
+
+DECODING = Load(4, 0, 0, 4)
+
+
+async def test_who_wants_a_pace_waits_until_an_endpoint_keeps_it_and_others_go_on() -> None:
+    room = Room(busy=False)
+    paced(room, refuses=True)
+    waits = room.ask()
+    assert room.waiting == 1
+    room.use(room.rules, NAMING)
+    assert destination(room.ask().replies[-1]), "one that wants no pace"
+    room.endpoints["10.0.0.2:1"].give_back(DECODING)
+    assert (destination((await later(waits))[0]) or "").startswith("10.0.0.2:1")
+
+
+async def test_a_pace_that_no_idle_endpoint_keeps_is_not_waited_for() -> None:
+    room = Room(busy=False)
+    paced(room, refuses=True, tpot_ms=19.0)
+    assert refused(room.ask().replies[-1])[0] == 429
+    paced(room, refuses=False, tpot_ms=19.0)
+    assert destination(room.ask().replies[-1])
+    assert room.waiting == 0
+
+
+async def test_a_pace_that_does_not_come_is_refused_or_served_as_well_as_may_be_as_the_route_says() -> None:
+    room = Room(busy=False)
+    paced(room, refuses=True)
+    strict = room.ask()
+    room.use(room.rules, replace(NAMING, slos={"small": Slo(tpot_ms=30.0)}))
+    relaxed = room.ask()
+    assert room.waiting == 2
+    room.clock.now_s += 16  # more than half of the longest wait
+    room.services.waiting._release()
+    assert destination((await later(relaxed))[0])
+    room.clock.now_s += 16
+    room.services.waiting._release()
+    assert refused((await later(strict))[0])[:2] == (429, "rejected-ttl-expired")
+    assert room.is_clean()

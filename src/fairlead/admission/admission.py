@@ -29,6 +29,7 @@ from fairlead.core.slo import least_first_token_ms
 
 AT_ONCE: Final = 64  # requests released in one step
 _MOST_LANES: Final = 64  # of one group, with something waiting: subsets beyond them wait as if they had none
+_FOR_PACE: Final = 0.5  # of its longest wait; the rest is for an endpoint with room
 _LEAST_RETRY_S, _MOST_RETRY_S = 1, 120
 _NEVER = BandRules()
 
@@ -79,13 +80,20 @@ class Admission:
         self.queue.is_shared = is_shared
         for waiting in before:
             waiting.account = waiting.flow = None
-            waiting.lane = self.lane(waiting.lane.model, waiting.lane.subset)
+            waiting.lane = self.lane(waiting.lane.model, waiting.lane.subset, waiting.lane.tpot_ms)
             if rules is None:
                 waiting.decide("go")
             else:
                 self._enter(waiting, now_s)
 
-    def lane(self, model: str | None, subset: Collection[str] | None = None) -> Lane:
+    def lane_of(self, model: str | None, subset: Collection[str] | None, request: RequestFacts) -> Lane:
+        """Of this request. It waits for a pace only where an idle endpoint would keep it: there waiting helps."""
+        tpot_ms = inf if request.slo is None else request.slo.tpot_ms
+        if tpot_ms < inf and all(e.speed.decode_ms_per_token > tpot_ms for e in self.router.pool.serving(model)):
+            tpot_ms = inf
+        return self.lane(model, subset, tpot_ms)
+
+    def lane(self, model: str | None, subset: Collection[str] | None = None, tpot_ms: float = inf) -> Lane:
         """Of requests that ask for `model`."""
         pool = self.router.pool
         if pool is not self._pool:
@@ -96,12 +104,12 @@ class Admission:
             lane = Lane(known, self._groups.get(known or "", ""))
             if known == model:  # any client may name any model
                 self._lanes[model] = lane
-        if subset is None:
+        if subset is None and tpot_ms == inf:
             return lane
         group = self.queue.groups.get(lane.group)
         if group is not None and sum(len(band.lanes) for band in group.bands.values()) >= _MOST_LANES:
             return lane
-        return Lane(lane.model, lane.group, frozenset(subset))
+        return Lane(lane.model, lane.group, None if subset is None else frozenset(subset), tpot_ms)
 
     def band(self, level: int) -> BandRules:
         return _NEVER if self.rules is None else self.rules.queue.band(level)
@@ -207,6 +215,11 @@ class Admission:
         cached = self._cached(request, now_s)
         return (slo.ttft_ms - least_first_token_ms(self.router.pool.serving(lane.model), request, cached)) / 1e3
 
+    def most_for_pace_s(self, request: RequestFacts, longest_wait_s: float) -> float:
+        """How long one that is served in any case waits for its pace: while its first token can be in time."""
+        ttft_ms = inf if request.slo is None else request.slo.ttft_ms
+        return min(_FOR_PACE * longest_wait_s, ttft_ms / 2e3)
+
     def leave(self, waiting: Waiting) -> None:
         """Its client is gone."""
         if self.queue.remove(waiting):
@@ -215,7 +228,11 @@ class Admission:
     def release(self, now_s: float) -> bool:
         """Give endpoints to those who are next, as far as there is room. Whether there may be more to do at once."""
         for waiting in self.queue.expire(now_s):
-            self._decide(waiting, "expired", now_s)
+            if waiting.otherwise is None:
+                self._decide(waiting, "expired", now_s)
+            else:
+                (waiting.lane, waiting.expires_s), waiting.otherwise = waiting.otherwise, None
+                self._enter(waiting, now_s)
         left = AT_ONCE
         for group in [name for name, group in self.queue.groups.items() if group.bands]:
             while left:
