@@ -33,6 +33,7 @@ from tests.extproc.world import (
     services_around,
     set_headers,
     streamed,
+    streamed_headers,
 )
 
 BUSY = Load(1, 20_000, 20_000)  # two seconds of prefill: above the bound, which is one
@@ -426,3 +427,41 @@ async def test_a_pace_that_does_not_come_is_refused_or_served_as_well_as_may_be_
     room.services.waiting._release()
     assert refused((await later(strict))[0])[:2] == (429, "rejected-ttl-expired")
     assert room.is_clean()
+
+
+async def test_with_evict_lower_envoy_is_told_to_end_a_batch_answer_for_chat_that_has_waited() -> None:
+    room = Room(busy=False)
+    room.use(replace(room.rules, evicts_lower=True))
+    room.is_slow()
+    sent: list[bytes] = []
+    batch = [room.ask(x_priority="batch") for _ in range(2)]  # one at each endpoint
+    for conversation in batch:
+        conversation.stream.send = sent.append
+        conversation.say(streamed_headers())
+    chat = room.ask(x_priority="chat")
+    assert room.waiting == 1
+    room.clock.now_s += 0.6
+    room.services.waiting._release()
+    room.services.waiting._release()
+    assert [pb.ProcessingResponse.FromString(reply).immediate_response.status.code for reply in sent] == [429]
+    batch[1].stream.close()  # as Envoy does: the newest
+    (reply,) = await later(chat)
+    assert destination(reply)
+    assert room.services.recorder.requests["small", "small", "10.0.0.2:1", 429] == 1
+    assert room.services.admission.counts["batch"].outcomes == {"evicted": 1}
+    assert [conversation.stream.running is None for conversation in batch] == [False, True]
+
+
+async def test_what_runs_is_left_alone_by_default() -> None:
+    room = Room(busy=False)
+    room.is_slow()
+    sent: list[bytes] = []
+    batch = [room.ask(x_priority="batch") for _ in range(2)]
+    for conversation in batch:
+        conversation.stream.send = sent.append
+        conversation.say(streamed_headers())
+    room.ask(x_priority="chat")
+    assert room.waiting == 1
+    room.clock.now_s += 5
+    room.services.waiting._release()
+    assert sent == []
