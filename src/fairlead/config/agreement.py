@@ -180,6 +180,12 @@ def _rate_limits_are_of_tenants_somebody_vouches_for(config: Config) -> Iterator
     yield InvalidAtError(("rate_limits",), message)
 
 
+def _the_server_can_evict(config: Config) -> Iterator[InvalidAtError]:
+    if config.admission is not None and config.admission.evict is not None and config.listen.server == "grpcio":
+        message = "only the native server can end an answer that runs; remove this, or listen.server: grpcio"
+        yield InvalidAtError(("admission", "evict"), message)
+
+
 _CHECKS: Final[tuple[_Check, ...]] = (
     _there_are_endpoints,
     _envoy_can_know_the_endpoints,
@@ -191,5 +197,6 @@ _CHECKS: Final[tuple[_Check, ...]] = (
     _reuse_is_of_routes,
     _priorities_are_of_routes,
     _rate_limits_are_of_tenants_somebody_vouches_for,
+    _the_server_can_evict,
     _the_tuned_policy_has_weights,
 )

@@ -29,6 +29,7 @@ CLIENT_ERROR: Final = 400
 SERVER_ERROR: Final = 500
 QUEUE_FULL: Final = (429, 503)
 NEARLY_FULL: Final = 0.75  # of a KV cache: the next prompt may find no room
+EVICTED_CODE: Final = 429
 ABORTED_CODE: Final = 499  # it ended before an engine answered
 
 
@@ -53,6 +54,7 @@ class InFlight:
         "phase",
         "request",
         "sent_s",
+        "was_evicted",
     )
 
     def __init__(
@@ -76,6 +78,7 @@ class InFlight:
         self._concurrent_requests = self._decoding_before  # at the first token, where it is seen
         self._prefilled_tokens = ticket.prefilled_there()
         self._engine_full = False
+        self.was_evicted = False
 
     @property
     def address(self) -> str:
@@ -167,6 +170,11 @@ class InFlight:
             endpoint.refused(now_s)
         elif code >= SERVER_ERROR:
             endpoint.health.failed(now_s)
+
+    def evict(self) -> None:
+        """Its answer ends now, for a request of a higher priority: it says nothing of the engine."""
+        if self.phase == "served":
+            self.code, self.was_evicted = EVICTED_CODE, True
 
     def first_token(self, now_s: float) -> None:
         """The first part of the answer was seen."""
@@ -286,6 +294,6 @@ class InFlight:
     def _outcome(self, now_s: float, seen: Observation | None) -> Outcome:
         total_ms = (now_s - self.sent_s) * 1e3
         if seen is None:
-            return Outcome(self.code, total_ms)
+            return Outcome(self.code, total_ms, evicted=self.was_evicted)
         known = seen.first_token_ms, seen.prompt_tokens, seen.cached_tokens, seen.completion_tokens
         return Outcome(self.code, total_ms, *known)

@@ -118,6 +118,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int | None = None  # these three as the engine reports them, of the same answers
     cached_tokens: int | None = None
     completion_tokens: int | None = None
+    evicted: bool = False  # ended by Fairlead for a higher priority, after its status was out
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
