@@ -55,6 +55,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     last_turn: Turn | None = None  # the conversation before its last answer, and that answer
     task: str = ""  # see `core.task_rules`
     slo: Slo | None = None
+    may_split: bool = False  # one endpoint can compute its prompt and another decode: see `core.prefill_decode`
 
     def tokens_in(self, blocks: int) -> int:
         """Tokens of the prompt in its first `blocks` of the chain, with the head that stands before them."""

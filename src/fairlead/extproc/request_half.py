@@ -18,10 +18,11 @@ from fairlead.extproc.body_reader import MOST_READ_S, BodyReader, ReaderLostErro
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.models import models_answer
 from fairlead.extproc.pb.ext_proc_pb2 import BUFFERED, FULL_DUPLEX_STREAMED, ProcessingRequest
-from fairlead.extproc.pick import Prepared, prepare, question, read_here, read_inline
+from fairlead.extproc.pick import Pick, Prepared, Refused, prepare, question, read_here, read_inline
+from fairlead.extproc.prefilling import MOST_PREFILL_S, prefilled
 from fairlead.extproc.queued import join_queue, must_wait
 from fairlead.extproc.request import HttpRequest
-from fairlead.extproc.routed import place_counted, routed, routed_unread
+from fairlead.extproc.routed import place_counted, routed, routed_unread, take
 
 if TYPE_CHECKING:
     import asyncio
@@ -134,12 +135,19 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
         and (terms := must_wait(exchange, prepared)) is not None
     ):
         exchange.request_phase = "reading"
-        decided = join_queue(exchange, prepared, terms, end_of_stream=end_of_stream)
-        if decided.done():
-            return decided.result()
-        exchange.held = _result_of(decided)
+        decided = join_queue(exchange, prepared, terms)
+        if not decided.done():
+            exchange.held = _decided_later(exchange, decided, body, end_of_stream=end_of_stream)
+            return _wait(exchange, _MARGIN_S)
+        picked = decided.result()
+    else:
+        picked = place_counted(exchange, prepared)
+    if isinstance(picked, Pick) and picked.unsent is not None:
+        take(exchange, picked)
+        exchange.request_phase = "reading"
+        exchange.held = _begun(exchange, picked, body, end_of_stream=end_of_stream)
         return _wait(exchange, _MARGIN_S)
-    return routed(exchange, place_counted(exchange, prepared), body, end_of_stream=end_of_stream)
+    return routed(exchange, picked, body, end_of_stream=end_of_stream)
 
 
 async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpRequest, *, end_of_stream: bool) -> Replies:
@@ -151,22 +159,45 @@ async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpReque
             return ()
         prepared = prepare(services, request, read)
         if isinstance(prepared, Prepared) and services.waiting.is_on and (terms := must_wait(exchange, prepared)):
-            return await join_queue(exchange, prepared, terms, end_of_stream=end_of_stream)
-        return routed(exchange, place_counted(exchange, prepared), request.body, end_of_stream=end_of_stream)
+            picked = await join_queue(exchange, prepared, terms)
+        else:
+            picked = place_counted(exchange, prepared)
+        return await _begun(exchange, picked, request.body, end_of_stream=end_of_stream)
     except ReaderLostError:
         pass
     except Exception:  # an internal error; the body may carry anything, so it must not pass unread
         exchange.report_fault()
-    exchange.withdraw()
-    return exchange.refuse(refusals.unreadable()) if exchange.request_phase == "reading" else ()
+    return _given_up(exchange)
 
 
 def _wait(exchange: Exchange, most_s: float) -> Replies:
     """The reply that makes Envoy wait, once for this message; in full duplex Envoy waits without being asked."""
     if exchange.request_duplex:
         return ()
+    if exchange.services.router.pool.prefilling:
+        most_s += MOST_PREFILL_S
     return (replies.wait(most_s + exchange.services.waiting.longest_wait_s),)
 
 
-async def _result_of(decided: asyncio.Future[Replies]) -> Replies:
-    return await decided
+async def _decided_later(
+    exchange: Exchange, decided: asyncio.Future[Pick | Refused], body: bytes, *, end_of_stream: bool
+) -> Replies:
+    return await _begun(exchange, await decided, body, end_of_stream=end_of_stream)
+
+
+async def _begun(exchange: Exchange, picked: Pick | Refused, body: bytes, *, end_of_stream: bool) -> Replies:
+    """Its replies, after the prefill elsewhere where it has one; none if the request is not ours any more."""
+    if exchange.request_phase != "reading":
+        return ()
+    try:
+        if isinstance(picked, Pick) and picked.unsent is not None:
+            return await prefilled(exchange, picked, body, end_of_stream=end_of_stream)
+        return routed(exchange, picked, body, end_of_stream=end_of_stream)
+    except Exception:  # an internal error
+        exchange.report_fault()
+        return _given_up(exchange)
+
+
+def _given_up(exchange: Exchange) -> Replies:
+    exchange.withdraw()
+    return exchange.refuse(refusals.unreadable()) if exchange.request_phase == "reading" else ()
