@@ -143,10 +143,13 @@ def _asked(services: Services, request: HttpRequest, read: Read) -> Asked | None
 def asked_of(services: Services, written: str, request: HttpRequest) -> tuple[str, str]:
     """The model or route that a request goes to, and the name under which it counts; see `Asked`."""
     rewrites, headers = services.rewrites, request.headers
-    if not rewrites.are_any or services.cascades.is_inner(headers):
+    stated = headers.get(names.MODEL_REWRITE[0]) or headers.get(names.MODEL_REWRITE[1])
+    if not (rewrites.are_any or stated) or services.cascades.is_inner(headers):
         return written, written
     pool = services.router.pool
     name = rewrites.model(written, pool, _session_id(services, request) or b"", services.rng)
+    if stated and name == written != ANY_MODEL and services.config.believes_gateway:  # rewrites of the pool go first
+        name = stated.decode(errors="replace")
     return name, written if pool.knows(written) else name
 
 
@@ -168,7 +171,7 @@ def _facts(services: Services, request: HttpRequest, read: Read, asked: Asked) -
     )
     if asked.name in services.router.pool.adapters:  # an adapter's KV is its own
         facts = facts.of_adapter(asked.name)
-    if services.router.pool.prefilling and request.path in SPLIT_PATHS and not facts.media:
+    if services.router.pool.prefilling and request.path in SPLIT_PATHS and not (facts.media or facts.adapter):
         facts = msgspec.structs.replace(facts, may_split=True)
     slo = services.waiting.slo(headers, asked.name)
     return facts if slo is None else msgspec.structs.replace(facts, slo=slo)

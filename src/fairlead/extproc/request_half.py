@@ -21,6 +21,7 @@ from fairlead.extproc.pb.ext_proc_pb2 import BUFFERED, FULL_DUPLEX_STREAMED, Pro
 from fairlead.extproc.pick import Pick, Prepared, Refused, prepare, question, read_here, read_inline
 from fairlead.extproc.prefilling import MOST_PREFILL_S, prefilled
 from fairlead.extproc.queued import join_queue, must_wait
+from fairlead.extproc.rated import paid
 from fairlead.extproc.request import HttpRequest
 from fairlead.extproc.routed import place_counted, routed, routed_unread, take
 
@@ -128,7 +129,7 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
         exchange.request_phase = "reading"
         exchange.held = _pick_later(exchange, services.reader, request, end_of_stream=end_of_stream)
         return _wait(exchange, _MOST_WAITING_S + MOST_READ_S)
-    prepared = prepare(services, request, read_here(services, request) if read is None else read)
+    prepared = _paid(exchange, prepare(services, request, read_here(services, request) if read is None else read))
     if (
         isinstance(prepared, Prepared)
         and services.waiting.is_on
@@ -157,7 +158,7 @@ async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpReque
         read = await reader.read(request.body, question(services, request))
         if exchange.request_phase != "reading":
             return ()
-        prepared = prepare(services, request, read)
+        prepared = _paid(exchange, prepare(services, request, read))
         if isinstance(prepared, Prepared) and services.waiting.is_on and (terms := must_wait(exchange, prepared)):
             picked = await join_queue(exchange, prepared, terms)
         else:
@@ -168,6 +169,12 @@ async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpReque
     except Exception:  # an internal error; the body may carry anything, so it must not pass unread
         exchange.report_fault()
     return _given_up(exchange)
+
+
+def _paid(exchange: Exchange, prepared: Prepared | Refused) -> Prepared | Refused:
+    if not exchange.services.rates.is_on or isinstance(prepared, Refused):
+        return prepared
+    return paid(exchange, prepared) or prepared
 
 
 def _wait(exchange: Exchange, most_s: float) -> Replies:

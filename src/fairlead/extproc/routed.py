@@ -14,6 +14,7 @@ from fairlead.extproc import headers as h
 from fairlead.extproc import replies
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.pick import Pick, Prepared, Refused, asked_of, place
+from fairlead.extproc.rated import began
 from fairlead.extproc.request import HttpRequest
 
 
@@ -23,8 +24,11 @@ def place_counted(exchange: Exchange, prepared: Prepared | Refused, waited_s: fl
         return prepared
     services = exchange.services
     picked = place(services, prepared, waited_s)
-    if services.waiting.is_on and isinstance(picked, Pick):
-        exchange.engine_ms = services.admission.began(picked.in_flight)
+    if isinstance(picked, Pick):
+        if services.waiting.is_on:
+            exchange.engine_ms = services.admission.began(picked.in_flight)
+        if exchange.charge is not None:
+            began(exchange, picked)
     return picked
 
 

@@ -47,3 +47,16 @@ class EngineParameters:
     def decoding_step_ms(self, sequences: int) -> float:
         """A step in which nothing but `sequences` requests decode."""
         return self.step_overhead_ms + self.decode_ms_per_step + self.decode_ms_per_sequence * sequences
+
+    def step_ms(self, prefill_tokens: int, decoding: int, *, attended_tokens: float, held_tokens: int) -> float:
+        """A step that computes `prefill_tokens` of prompts, while `decoding` requests decode.
+
+        `attended_tokens` is the sum, over these prompt tokens, of the tokens of their prompt before each; `held_tokens`
+        is what the decoding requests hold.
+        """
+        step_ms = self.step_overhead_ms + self.prefill_ms_per_token * prefill_tokens
+        step_ms += self.prefill_ms_per_1k_before * attended_tokens / 1e3
+        if decoding:
+            step_ms += self.decode_ms_per_step + self.decode_ms_per_sequence * decoding
+            step_ms += self.decode_ms_per_1k_held * held_tokens / 1e3
+        return step_ms

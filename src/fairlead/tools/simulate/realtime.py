@@ -11,7 +11,8 @@ import itertools
 import time
 from collections.abc import Callable
 
-from fairlead.tools.simulate.engine import Engine, EngineRequest, EventKind
+from fairlead.tools.simulate.engine import Engine
+from fairlead.tools.simulate.engine_request import EngineRequest, EventKind
 from fairlead.tools.simulate.tokens import Tokens
 
 

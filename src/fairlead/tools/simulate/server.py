@@ -33,8 +33,9 @@ from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.tools.simulate import asks, sglang, wire
 from fairlead.tools.simulate.answers import Answerer
 from fairlead.tools.simulate.asks import AskError
-from fairlead.tools.simulate.engine import Engine, RequestRefusedError
+from fairlead.tools.simulate.engine import Engine
 from fairlead.tools.simulate.engine_metrics import PAGES, EngineMetrics
+from fairlead.tools.simulate.engine_request import RequestRefusedError
 from fairlead.tools.simulate.faults import Fault, Faults, Leg, parse_fault
 from fairlead.tools.simulate.inference import Inference
 from fairlead.tools.simulate.kv_exchange import KvExchange, KvOptions
@@ -242,7 +243,7 @@ class _Server:
         return wire.json_response({"object": "list", "data": [base, *adapters]})
 
     async def _health(self, _request: web.Request) -> web.StreamResponse:
-        return await sglang.health(self._options.time_scale) if self._is_sglang else web.Response()
+        return await sglang.health(self.engine, self._options.time_scale) if self._is_sglang else web.Response()
 
     async def _server_info(self, _request: web.Request) -> web.StreamResponse:
         options = self._options
