@@ -18,7 +18,7 @@ from fairlead.core.hop import Hop
 from fairlead.engines.remote_prefill import Header, NotPrefilledError
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.pick import Pick
-from fairlead.extproc.routed import routed, take
+from fairlead.extproc.routed import routed
 
 MOST_PREFILL_S: Final = 60.0  # for which a request is held at most; with twice Mooncake's 2 s it is still Envoy's wait
 _LEAST_PREFILL_S: Final = 5.0
@@ -27,8 +27,7 @@ _PASSED_ON: Final = tuple(name.encode() for name in PASSED_ON)
 
 
 async def prefilled(exchange: Exchange, picked: Pick, body: bytes, *, end_of_stream: bool) -> Replies:
-    """The replies that give a request its endpoint, once its prompt is computed or cannot be; `picked` is unsent."""
-    take(exchange, picked)
+    """The replies that give a request its endpoint, once its prompt is computed or cannot be; `begun` gave `picked`."""
     services, in_flight, facts = exchange.services, picked.in_flight, picked.unsent
     hop, sent = in_flight.hop, body if picked.body is None else picked.body
     assert hop is not None

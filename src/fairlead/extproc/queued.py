@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from fairlead.admission.waiting import Verdict, Waiting
 from fairlead.api import refusals
 from fairlead.api.refusals import HttpAnswer
-from fairlead.extproc.exchange import Exchange
+from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.pick import Pick, Prepared, Refused
-from fairlead.extproc.routed import place_counted, take
+from fairlead.extproc.routed import begun, place_counted
 from fairlead.extproc.services import Services
 from fairlead.extproc.waiting_room import Terms
 
@@ -29,10 +29,12 @@ def must_wait(exchange: Exchange, prepared: Prepared) -> Terms | None:
     return None if services.admission.passes(lane, terms.level, services.clock_s(), prepared.facts) else terms
 
 
-def join_queue(exchange: Exchange, prepared: Prepared, terms: Terms) -> asyncio.Future[Pick | Refused]:
-    """Its endpoint or its refusal, once that is decided."""
+def join_queue(
+    exchange: Exchange, prepared: Prepared, terms: Terms, *, end_of_stream: bool
+) -> asyncio.Future[Replies | Pick]:
+    """What `begun` gives, once it has an endpoint or is refused."""
     services, body = exchange.services, prepared.request.body
-    decided: asyncio.Future[Pick | Refused] = services.waiting.future()
+    decided: asyncio.Future[Replies | Pick] = services.waiting.future()
     now_s = services.clock_s()
 
     def decide(verdict: Verdict) -> float:
@@ -47,9 +49,7 @@ def join_queue(exchange: Exchange, prepared: Prepared, terms: Terms) -> asyncio.
                 picked = Refused(refusals.unreadable())
         else:
             picked = Refused(_refusal(services, verdict, waiting), prepared.asked.route)
-        if isinstance(picked, Pick):
-            take(exchange, picked)
-        decided.set_result(picked)
+        decided.set_result(begun(exchange, picked, body, end_of_stream=end_of_stream))
         return exchange.engine_ms if isinstance(picked, Pick) else 0.0
 
     lane = services.admission.lane(_lane_model(services, prepared.asked.name), exchange.subset)

@@ -23,7 +23,7 @@ from fairlead.extproc.prefilling import MOST_PREFILL_S, prefilled
 from fairlead.extproc.queued import join_queue, must_wait
 from fairlead.extproc.rated import paid
 from fairlead.extproc.request import HttpRequest
-from fairlead.extproc.routed import place_counted, routed, routed_unread, take
+from fairlead.extproc.routed import begun, place_counted, routed_unread
 
 if TYPE_CHECKING:
     import asyncio
@@ -136,19 +136,18 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
         and (terms := must_wait(exchange, prepared)) is not None
     ):
         exchange.request_phase = "reading"
-        decided = join_queue(exchange, prepared, terms)
+        decided = join_queue(exchange, prepared, terms, end_of_stream=end_of_stream)
         if not decided.done():
             exchange.held = _decided_later(exchange, decided, body, end_of_stream=end_of_stream)
             return _wait(exchange, _MARGIN_S)
-        picked = decided.result()
+        began = decided.result()
     else:
-        picked = place_counted(exchange, prepared)
-    if isinstance(picked, Pick) and picked.unsent is not None:
-        take(exchange, picked)
-        exchange.request_phase = "reading"
-        exchange.held = _begun(exchange, picked, body, end_of_stream=end_of_stream)
-        return _wait(exchange, _MARGIN_S)
-    return routed(exchange, picked, body, end_of_stream=end_of_stream)
+        began = begun(exchange, place_counted(exchange, prepared), body, end_of_stream=end_of_stream)
+    if not isinstance(began, Pick):
+        return began
+    exchange.request_phase = "reading"
+    exchange.held = _prefilled(exchange, began, body, end_of_stream=end_of_stream)
+    return _wait(exchange, _MARGIN_S)
 
 
 async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpRequest, *, end_of_stream: bool) -> Replies:
@@ -160,10 +159,12 @@ async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpReque
             return ()
         prepared = _paid(exchange, prepare(services, request, read))
         if isinstance(prepared, Prepared) and services.waiting.is_on and (terms := must_wait(exchange, prepared)):
-            picked = await join_queue(exchange, prepared, terms)
+            began = await join_queue(exchange, prepared, terms, end_of_stream=end_of_stream)
         else:
-            picked = place_counted(exchange, prepared)
-        return await _begun(exchange, picked, request.body, end_of_stream=end_of_stream)
+            began = begun(exchange, place_counted(exchange, prepared), request.body, end_of_stream=end_of_stream)
+        if not isinstance(began, Pick):
+            return began
+        return await prefilled(exchange, began, request.body, end_of_stream=end_of_stream)
     except ReaderLostError:
         pass
     except Exception:  # an internal error; the body may carry anything, so it must not pass unread
@@ -187,19 +188,17 @@ def _wait(exchange: Exchange, most_s: float) -> Replies:
 
 
 async def _decided_later(
-    exchange: Exchange, decided: asyncio.Future[Pick | Refused], body: bytes, *, end_of_stream: bool
+    exchange: Exchange, decided: asyncio.Future[Replies | Pick], body: bytes, *, end_of_stream: bool
 ) -> Replies:
-    return await _begun(exchange, await decided, body, end_of_stream=end_of_stream)
+    began = await decided
+    if not isinstance(began, Pick):
+        return began
+    return await _prefilled(exchange, began, body, end_of_stream=end_of_stream)
 
 
-async def _begun(exchange: Exchange, picked: Pick | Refused, body: bytes, *, end_of_stream: bool) -> Replies:
-    """Its replies, after the prefill elsewhere where it has one; none if the request is not ours any more."""
-    if exchange.request_phase != "reading":
-        return ()
+async def _prefilled(exchange: Exchange, picked: Pick, body: bytes, *, end_of_stream: bool) -> Replies:
     try:
-        if isinstance(picked, Pick) and picked.unsent is not None:
-            return await prefilled(exchange, picked, body, end_of_stream=end_of_stream)
-        return routed(exchange, picked, body, end_of_stream=end_of_stream)
+        return await prefilled(exchange, picked, body, end_of_stream=end_of_stream)
     except Exception:  # an internal error
         exchange.report_fault()
         return _given_up(exchange)

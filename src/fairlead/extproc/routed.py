@@ -37,6 +37,14 @@ def take(exchange: Exchange, picked: Pick) -> None:
     exchange.in_flight, exchange.pick, exchange.route = picked.in_flight, picked, picked.route
 
 
+def begun(exchange: Exchange, picked: Pick | Refused, body: bytes, *, end_of_stream: bool) -> Replies | Pick:
+    """The replies to a request that was read; or `picked`, where another endpoint computes its prompt first."""
+    if isinstance(picked, Pick) and picked.unsent is not None:
+        take(exchange, picked)
+        return picked
+    return routed(exchange, picked, body, end_of_stream=end_of_stream)
+
+
 def routed(exchange: Exchange, picked: Pick | Refused, body: bytes, *, end_of_stream: bool) -> Replies:
     """A request whose whole body was read goes to the endpoint that was picked."""
     if isinstance(picked, Refused):
