@@ -44,22 +44,26 @@ async def pair(join: Join) -> tuple[Limited, Limited]:
     return first, second
 
 
+async def agree(first: Limited, second: Limited, left: float) -> None:
+    await until(lambda: first.left() == second.left() == left, "both know what was granted")
+
+
 async def test_two_sidecars_hold_one_limit_but_for_what_the_other_granted_meanwhile(join: Join) -> None:
     first, second = await pair(join)
     granted = seen = error = 0.0
     for number in range(400):
-        mine, other = (first, second) if number % 2 else (second, first)
+        mine = first if number % 2 else second
         unseen = LIMIT - granted - mine.left()  # below 0: granted by the other, and not known here yet
         got = mine.take(100)
         error = max(error, -unseen if got else 0.0)
         granted += got
         if number % 8 == 0:
-            await until(lambda: first.left() == second.left() == LIMIT - granted, "both know what was granted")
+            await agree(first, second, LIMIT - granted)
             seen += 1
     assert seen == 50
     assert granted <= LIMIT + error
     assert error <= 8 * 100, "no more than what was granted since they last agreed"
-    await until(lambda: first.left() == second.left() == LIMIT - granted, "both know what was granted")
+    await agree(first, second, LIMIT - granted)
     assert first.take(100) == second.take(100) == 0
 
 

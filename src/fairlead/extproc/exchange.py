@@ -17,6 +17,7 @@ from fairlead.api.refusals import HttpAnswer
 from fairlead.core.in_flight import ABORTED_CODE, CLIENT_ERROR, InFlight
 from fairlead.core.observation import Observation
 from fairlead.core.policy import Ended
+from fairlead.edge.grpc.reading import Part
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
 from fairlead.extproc.observed import ObservedAnswer
@@ -59,7 +60,7 @@ class Exchange:
         self.services = services
         self.started_s = services.clock_s()
         self.headers: h.Headers = {}
-        self.body: list[bytes] = []
+        self.body: list[Part] = []
 
     def read_modes(self, message: ProcessingRequest) -> BodySendMode:
         """The send mode of the request's body; the first message carries the modes."""

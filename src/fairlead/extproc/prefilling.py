@@ -16,6 +16,7 @@ from fairlead.api.spans import object_spans
 from fairlead.cascade.escalation import PASSED_ON
 from fairlead.core.hop import Hop
 from fairlead.engines.remote_prefill import Header, NotPrefilledError
+from fairlead.extproc.body import Body, whole
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.pick import Pick
 from fairlead.extproc.routed import routed
@@ -26,10 +27,10 @@ _LATE: Final = 3.0  # times what was expected
 _PASSED_ON: Final = tuple(name.encode() for name in PASSED_ON)
 
 
-async def prefilled(exchange: Exchange, picked: Pick, body: bytes, *, end_of_stream: bool) -> Replies:
+async def prefilled(exchange: Exchange, picked: Pick, body: Body, *, end_of_stream: bool) -> Replies:
     """The replies that give a request its endpoint, once its prompt is computed or cannot be; `begun` gave `picked`."""
     services, in_flight, facts = exchange.services, picked.in_flight, picked.unsent
-    hop, sent = in_flight.hop, body if picked.body is None else picked.body
+    hop, sent = in_flight.hop, whole(body if picked.body is None else picked.body)
     assert hop is not None
     assert facts is not None
     changed: bytes | None = None

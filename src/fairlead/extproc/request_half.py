@@ -7,13 +7,16 @@ read and picked at once. The replies to a long one, and to a request that waits 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from fairlead.api import headers as names
 from fairlead.api import refusals
 from fairlead.api.paths import GENERATION_PATHS, plain_path
+from fairlead.edge.grpc.reading import Part
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
+from fairlead.extproc.body import Body, body_of
 from fairlead.extproc.body_reader import MOST_READ_S, BodyReader, ReaderLostError
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.models import models_answer
@@ -22,6 +25,7 @@ from fairlead.extproc.pick import Pick, Prepared, Refused, prepare, question, re
 from fairlead.extproc.prefilling import MOST_PREFILL_S, prefilled
 from fairlead.extproc.queued import join_queue, must_wait
 from fairlead.extproc.rated import paid
+from fairlead.extproc.reading import INLINE_BYTES
 from fairlead.extproc.request import HttpRequest
 from fairlead.extproc.routed import begun, place_counted, routed_unread
 
@@ -63,7 +67,7 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
 def on_body(exchange: Exchange, message: ProcessingRequest) -> Replies:
     part = message.request_body
     if exchange.request_phase == "collecting":
-        return collect(exchange, message, part.body, has_ended=part.end_of_stream)
+        return collect(exchange, message, (part.body,), has_ended=part.end_of_stream)
     if exchange.request_phase == "refused":
         return () if exchange.request_duplex else (replies.REQUEST_BODY,)
     if part.end_of_stream:
@@ -84,14 +88,17 @@ def on_trailers(exchange: Exchange, message: ProcessingRequest) -> Replies:
     return (replies.REQUEST_TRAILERS,)
 
 
-def collect(exchange: Exchange, message: ProcessingRequest | None, part: bytes, *, has_ended: bool) -> Replies:
-    """`message` is None where it is nothing but a part of the body."""
+def collect(
+    exchange: Exchange, message: ProcessingRequest | None, pieces: Sequence[Part], *, has_ended: bool
+) -> Replies:
+    """`message` is None where it has nothing but the pieces of the body."""
     services = exchange.services
-    exchange.body.append(part)  # before anything that could go wrong
-    exchange.body_bytes += len(part)
+    exchange.body += pieces  # before anything that could go wrong
+    part_bytes = sum(map(len, pieces))
+    exchange.body_bytes += part_bytes
     if exchange.body_bytes > services.max_body_bytes:
         return exchange.refuse(refusals.too_large(services.max_body_bytes))
-    held = services.held.take(len(part))
+    held = services.held.take(part_bytes, len(pieces))
     if not held:
         return exchange.refuse(refusals.too_many_bodies())
     exchange.held_bytes += held
@@ -115,7 +122,7 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
     services = exchange.services
     if message is not None:
         _read_subset(exchange, message)
-    body = exchange.body[0] if len(exchange.body) == 1 else b"".join(exchange.body)
+    body = body_of(exchange.body, INLINE_BYTES)
     request = HttpRequest(
         exchange.path,
         exchange.headers,
@@ -188,7 +195,7 @@ def _wait(exchange: Exchange, most_s: float) -> Replies:
 
 
 async def _decided_later(
-    exchange: Exchange, decided: asyncio.Future[Replies | Pick], body: bytes, *, end_of_stream: bool
+    exchange: Exchange, decided: asyncio.Future[Replies | Pick], body: Body, *, end_of_stream: bool
 ) -> Replies:
     began = await decided
     if not isinstance(began, Pick):
@@ -196,7 +203,7 @@ async def _decided_later(
     return await _prefilled(exchange, began, body, end_of_stream=end_of_stream)
 
 
-async def _prefilled(exchange: Exchange, picked: Pick, body: bytes, *, end_of_stream: bool) -> Replies:
+async def _prefilled(exchange: Exchange, picked: Pick, body: Body, *, end_of_stream: bool) -> Replies:
     try:
         return await prefilled(exchange, picked, body, end_of_stream=end_of_stream)
     except Exception:  # an internal error

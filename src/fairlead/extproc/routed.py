@@ -12,6 +12,7 @@ from fairlead.core.in_flight import InFlight
 from fairlead.core.policy import Refusal
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
+from fairlead.extproc.body import Body
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.pick import Pick, Prepared, Refused, asked_of, place
 from fairlead.extproc.rated import began
@@ -37,7 +38,7 @@ def take(exchange: Exchange, picked: Pick) -> None:
     exchange.in_flight, exchange.pick, exchange.route = picked.in_flight, picked, picked.route
 
 
-def begun(exchange: Exchange, picked: Pick | Refused, body: bytes, *, end_of_stream: bool) -> Replies | Pick:
+def begun(exchange: Exchange, picked: Pick | Refused, body: Body, *, end_of_stream: bool) -> Replies | Pick:
     """The replies to a request that was read; or `picked`, where another endpoint computes its prompt first."""
     if isinstance(picked, Pick) and picked.unsent is not None:
         take(exchange, picked)
@@ -45,7 +46,7 @@ def begun(exchange: Exchange, picked: Pick | Refused, body: bytes, *, end_of_str
     return routed(exchange, picked, body, end_of_stream=end_of_stream)
 
 
-def routed(exchange: Exchange, picked: Pick | Refused, body: bytes, *, end_of_stream: bool) -> Replies:
+def routed(exchange: Exchange, picked: Pick | Refused, body: Body, *, end_of_stream: bool) -> Replies:
     """A request whose whole body was read goes to the endpoint that was picked."""
     if isinstance(picked, Refused):
         return exchange.refuse(picked.answer, picked.route)
@@ -58,8 +59,8 @@ def routed(exchange: Exchange, picked: Pick | Refused, body: bytes, *, end_of_st
         removed = [each for each in removed if each != name.decode()]
     made: Replies
     if exchange.request_duplex:
-        whole = body if picked.body is None else picked.body
-        streamed = replies.streamed_request_body(whole, end_of_stream=end_of_stream)
+        sent = body if picked.body is None else picked.body
+        streamed = replies.streamed_request_body(sent, end_of_stream=end_of_stream)
         trailers = () if end_of_stream else (replies.REQUEST_TRAILERS,)
         made = chain((replies.routed_headers(destination, headers, removed),), streamed, trailers)
     else:

@@ -139,6 +139,8 @@ class Simulation:
             prefix=turn.blocks(),
             block_tokens=self.workload.block_tokens * error,
         )
+        if turn.model in self.world.adapters:
+            facts = facts.of_adapter(turn.model)
         self.counts.sent += 1
         self._admit(now_ms, facts, what)
 
@@ -294,7 +296,9 @@ class Simulation:
         name = str(next(self._numbers))
         self._asked[name] = asked
         try:
-            self._engines.submit(place, EngineRequest(name, prompt_tokens, output_tokens, asked.prefix), now_ms)
+            adapter = asked.in_flight.request.adapter
+            request = EngineRequest(name, prompt_tokens, output_tokens, asked.prefix, adapter=adapter)
+            self._engines.submit(place, request, now_ms)
         except RequestRefusedError:
             del self._asked[name]
             asked.in_flight.withdraw(now_ms / 1e3)
@@ -340,6 +344,9 @@ class Simulation:
             waiting_requests=engine.waiting,
             kv_usage=engine.kv_usage,
             kv_capacity_tokens=spec.kv_tokens,
+            adapter_slots=engine.parameters.adapter_slots if self.world.adapters else None,
+            running_adapters=engine.adapters.running,
+            waiting_adapters=engine.waiting_adapters,
             read_s=now_ms / 1e3,
             changed_s=now_ms / 1e3,
             stale=False,

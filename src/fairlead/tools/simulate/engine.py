@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from fairlead.tools.simulate.adapters import AdapterSlots
 from fairlead.tools.simulate.engine_request import EngineRequest, Event, EventKind, RequestRefusedError, refusal
 from fairlead.tools.simulate.equal_steps import EqualSteps
 from fairlead.tools.simulate.kv_cache import BlockPool
@@ -74,6 +75,7 @@ class Engine:
         self._pace = pace
         self.counters = Counters()
         self.pool = BlockPool(parameters.num_blocks)
+        self.adapters = AdapterSlots(parameters)
         self._ids: set[str] = set()  # ids of all requests in the engine
         self._received: deque[tuple[float, _Running]] = deque()  # held by the server, which passes it on then
         self._waiting: deque[_Running] = deque()
@@ -97,6 +99,10 @@ class Engine:
     def waiting(self) -> int:
         """Requests that the engine has received and not admitted."""
         return len(self._waiting)
+
+    @property
+    def waiting_adapters(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each.request.adapter for each in self._waiting if each.request.adapter))
 
     @property
     def kv_usage(self) -> float:
@@ -287,6 +293,7 @@ class Engine:
         self.pool.release(request.block_hashes, entry.named_blocks, entry.blocks - entry.named_blocks)
         entry.blocks = entry.named_blocks = entry.uncomputed = 0
         del self._running[request.id]
+        self.adapters.end(request.adapter)
 
     def _name_full_blocks(self, entry: _Running, computed_tokens: int) -> None:
         full = min(computed_tokens // self.parameters.block_size, len(entry.request.block_hashes))
@@ -301,12 +308,18 @@ class Engine:
         self._chunks = []
         for entry in self._prefilling:
             budget = self._add_chunk(entry, budget)
+        loads_ms, passed_over = 0.0, []  # requests that wait for a slot for their adapter
         while admit and budget > 0 and self._waiting and len(self._running) < parameters.max_num_seqs:
             entry = self._waiting[0]
-            if not self._admit(entry):
-                break
+            if self.adapters.admits(entry.request.adapter):
+                if not self._admit(entry):
+                    break
+                loads_ms += self.adapters.begin(entry.request.adapter)
+                budget = self._add_chunk(entry, budget)
+            else:
+                passed_over.append(entry)
             self._waiting.popleft()
-            budget = self._add_chunk(entry, budget)
+        self._waiting.extendleft(reversed(passed_over))
         if not self._running:
             self._run.begin(now_ms, 0.0, 0)
             return
@@ -316,6 +329,7 @@ class Engine:
             attended_tokens=self._tokens_attended() if parameters.prefill_ms_per_1k_before else 0.0,
             held_tokens=self._held_tokens,
         )
+        step_ms += loads_ms
         if self._pace is not None:
             step_ms *= self._pace(now_ms)
         one = self._chunks or (self._waiting and not admit)

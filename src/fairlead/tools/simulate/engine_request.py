@@ -24,6 +24,7 @@ class EngineRequest:
     output_tokens: int
     block_hashes: Sequence[int] = ()
     every_token: bool = False
+    adapter: str = ""  # none: the base model
 
 
 class EventKind(Enum):

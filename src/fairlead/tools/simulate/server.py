@@ -137,7 +137,9 @@ class _Server:
         answerer = Answerer(options.model, options.capability, options.seed)
         self._is_sglang = options.kind == "sglang"
         names = None if self._is_sglang else {options.model, *options.adapters}  # SGLang answers to any name
-        self._inference = Inference(options.model, self.realtime, answerer, self.exchange, names=names)
+        self._inference = Inference(
+            options.model, self.realtime, answerer, self.exchange, names=names, adapters=options.adapters
+        )
         self._started_s = int(time.time())
         self._last_request: dict[str, Any] | None = None
 
