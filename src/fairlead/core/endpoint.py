@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -34,6 +34,10 @@ MOST_PASSED_OVER: Final = 3  # requests, of an endpoint that has never answered 
 PASSED_OVER_S: Final = 1.0  # over so long
 USUAL_ANSWER_TOKENS: Final = 256.0  # until answers were observed
 
+# `prefill`: it computes prompts for others and answers nobody; `decode`: it answers, and computes no prompt for others.
+Role = Literal["both", "prefill", "decode"]
+BY_PROXY: Final = "proxy"  # the connector of an engine whose own proxy asks the prefill endpoint that a header names
+
 
 class EndpointSpec(msgspec.Struct, frozen=True, gc=False):
     """An endpoint as configured. Its times hold until answers teach better ones (`core.learning`)."""
@@ -47,6 +51,8 @@ class EndpointSpec(msgspec.Struct, frozen=True, gc=False):
     region: str = ""
     engine: str = "vllm"
     kv_connector: str = ""  # by which its KV can go elsewhere: mooncake, nixl, or a store that it shares; empty: none
+    role: Role = "both"
+    transfer_ms_per_token: float = 0.1  # for KV to come here from another endpoint, until requests teach a better value
 
 
 class Speed(msgspec.Struct, frozen=True, gc=False):

@@ -48,6 +48,7 @@ def routes(config: Config, mode: Mode) -> Part:
                     headers.INNER.decode(),
                     CLUSTER_HEADER,
                     EVENTS_HEADER,
+                    *([headers.PREFILLED.decode()] if splits(config) else []),
                 ],
                 "routes": _routes(config, mode),
             }
@@ -69,6 +70,10 @@ def _routes(config: Config, mode: Mode) -> list[Part]:
         streamed = _match(paths.read_by_the_sidecar(), {"name": EVENTS_HEADER, "present_match": True})
         found.append(_to_engines("chosen, a cascade as a stream", streamed, down_the_list))
         found[-1]["typed_per_filter_config"] = no_guard() | makes_events()
+    if splits(config):
+        prefilled = _match(paths.read_by_the_sidecar(), {"name": headers.PREFILLED.decode(), "present_match": True})
+        found.append(_to_engines("chosen, prefilled elsewhere", prefilled, _retry_unsent(config.gateway.fallbacks)))
+        found[-1]["typed_per_filter_config"] = no_guard()
     found.append(read)
     found.append(_to_engines("chosen, unread", _match(allowed, chosen), down_the_list))
     if models_of_blind_routes(config):
@@ -82,6 +87,11 @@ def _routes(config: Config, mode: Mode) -> list[Part]:
         found[-1]["route"]["cluster"] = BLIND_CLUSTER
     found.append(_nowhere("not allowed", {"prefix": "/"}))
     return found
+
+
+def splits(config: Config) -> bool:
+    """Whether one engine may compute a prompt that another decodes; what is discovered may have roles."""
+    return config.discovery.is_used or any(each.role != "both" for each in config.pool.endpoints)
 
 
 def _match(path: str, header: Part | None = None) -> Part:
@@ -132,6 +142,13 @@ def _retry_down_the_list(fallbacks: int) -> Part | None:
         "num_retries": fallbacks,
         "retry_back_off": _back_off(base_ms=25),
     }
+
+
+def _retry_unsent(fallbacks: int) -> Part | None:
+    """An engine fetches KV once: a second that fetches it later may read what is in its place by then."""
+    if fallbacks == 0:
+        return None
+    return {"retry_on": "connect-failure", "num_retries": fallbacks, "retry_back_off": _back_off(base_ms=25)}
 
 
 def _retry_elsewhere(retries: int) -> Part | None:
