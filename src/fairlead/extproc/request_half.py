@@ -1,7 +1,8 @@
 """The request's messages: headers, the parts of the body, trailers.
 
-Every POST with a body is read, as any may name a model; other requests are picked on their headers. A short body is
-read and picked at once. The replies to a long one, and to a request that waits in the queue, come later.
+Every body is read, as any may name a model or carry what must be stripped (SGLang generates at a PUT too), but for
+those of methods whose body no engine reads; these are picked on their headers. A short body is read and picked at once.
+The replies to a long one, and to a request that waits in the queue, come later.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _MOST_WAITING_S: Final = 60.0
 _MARGIN_S: Final = 5.0  # by which Envoy waits longer than the queue holds a request: our answer must be the first
+_UNREAD_METHODS: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"CONNECT", b""})  # `gateway.routes` agrees
 _NO_BODY: Final = refusals.malformed("The request has no body; send JSON", None)
 
 
@@ -51,15 +53,16 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
             exchange.subset, exchange.is_test = selected, True
     exchange.request_id = headers.get(names.REQUEST_ID) or uuid.uuid4().hex.encode()
     path = headers.get(b":path", b"").decode("latin-1")
-    is_post, has_ended = headers.get(b":method") == b"POST", message.request_headers.end_of_stream
+    method, has_ended = headers.get(b":method", b""), message.request_headers.end_of_stream
+    is_post = method == b"POST"
     if not is_post and (answer := models_answer(path, services.router.pool)) is not None:
         return exchange.refuse(answer)
-    if is_post and body_mode in (BUFFERED, FULL_DUPLEX_STREAMED):
+    if method not in _UNREAD_METHODS and body_mode in (BUFFERED, FULL_DUPLEX_STREAMED):
         exchange.path = plain_path(path)
         if not has_ended:
             exchange.request_phase = "collecting"
             return () if exchange.request_duplex else (replies.REQUEST_HEADERS_OF_A_BODY,)
-        if exchange.path in GENERATION_PATHS:
+        if is_post and exchange.path in GENERATION_PATHS:
             return exchange.refuse(_NO_BODY)
     return routed_unread(exchange, path, has_ended=has_ended)
 

@@ -30,6 +30,12 @@ _FAILURES: Final = "5xx,reset,connect-failure,refused-stream"
 _QUEUE_FULL: Final = 429  # of one engine; the client gets it when every engine that was tried is full
 _ATTEMPTS_AT_A_MODEL: Final = 2  # for each model of a route, before the next model is tried
 
+# What the sidecar reads: no engine reads the body of a GET, and that of an upgrade has no end.
+_WITH_A_BODY: Final[tuple[Part, ...]] = (
+    {"name": ":method", "string_match": {"safe_regex": {"regex": "POST|PUT|PATCH|DELETE"}}},
+    {"name": "upgrade", "present_match": True, "invert_match": True},
+)
+
 BUFFER: Final = "envoy.filters.http.buffer"
 PROCESSOR: Final = "envoy.filters.http.ext_proc"
 
@@ -63,11 +69,11 @@ def _routes(config: Config, mode: Mode) -> list[Part]:
     down_the_list = _retry_down_the_list(0 if mode == "full_duplex" else config.gateway.fallbacks)
     others = MOST_BLIND_RETRIES if config.gateway.endpoints == "eds" else len(config.pool.endpoints) - 1
     elsewhere = _retry_elsewhere(min(others, MOST_BLIND_RETRIES))
-    read = _to_engines("chosen", _match(paths.read_by_the_sidecar(), chosen), down_the_list)
+    read = _to_engines("chosen", _match(paths.read_by_the_sidecar(), chosen, *_WITH_A_BODY), down_the_list)
     read["typed_per_filter_config"] = no_guard()
     found = [_nowhere("two readings", _match(paths.TWO_READINGS))]
     if config.cascades():
-        streamed = _match(paths.read_by_the_sidecar(), {"name": EVENTS_HEADER, "present_match": True})
+        streamed = _match(paths.read_by_the_sidecar(), {"name": EVENTS_HEADER, "present_match": True}, *_WITH_A_BODY)
         found.append(_to_engines("chosen, a cascade as a stream", streamed, down_the_list))
         found[-1]["typed_per_filter_config"] = no_guard() | makes_events()
     if splits(config):
@@ -94,9 +100,9 @@ def splits(config: Config) -> bool:
     return config.discovery.is_used or any(each.role != "both" for each in config.pool.endpoints)
 
 
-def _match(path: str, header: Part | None = None) -> Part:
+def _match(path: str, *headers: Part) -> Part:
     match: Part = {"safe_regex": {"regex": path}}
-    return match if header is None else match | {"headers": [header]}
+    return match | {"headers": list(headers)} if headers else match
 
 
 def _to_engines(name: str, match: Part, retry_policy: Part | None, *, by_header: bool = False) -> Part:
