@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-h2spec test-kubernetes fuzz lint graph bench bench-routing bench-rivals bench-reuse papers release docs lab ttca lab-moves lab-calibration lab-reuse lab-cascade lab-judgements lab-models lab-lock lock clean
+.PHONY: help install demo test test-h2spec test-kubernetes fuzz lint graph bench bench-routing bench-rivals bench-reuse papers release docs lab ttca lab-moves lab-calibration lab-reuse lab-overload lab-cascade lab-judgements lab-models lab-lock lock clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
@@ -89,6 +89,9 @@ lab-calibration: $(INSTALLED) ## The simulated engine against a real one; writes
 
 lab-reuse: $(INSTALLED) ## Context reuse in front of real vLLM servers; writes benchmarks/results/lab-reuse/; some five minutes.
 	$(BIN)/python -m lab.reuse
+
+lab-overload: $(INSTALLED) ## Chat beside a flood of batch requests on a real vLLM server; writes benchmarks/results/lab-overload/; five minutes.
+	$(BIN)/python -m lab.overload
 
 lab-cascade: $(INSTALLED) ## A cascade of two real models against each; writes benchmarks/results/lab-cascade/; some minutes.
 	$(BIN)/python -m lab.cascade

@@ -27,6 +27,7 @@ PRIORITIES = "{chat: {level: 10}, batch: {level: -1, max_wait_s: 200, max_reques
         ("{max_wait_s: 600}", "admission.max_wait_s: must be 240 or less"),
         ("{priorities: {a: {level: 1}}, routes: {n: a}}", 'admission.routes.n: "n" is no route and no served model'),
         ("{slo: {n: {ttft_ms: 5}}}", 'admission.slo.n: "n" is no route and no served model'),
+        ("{evict: lower}\nlisten: {server: grpcio}", "admission.evict: only the native server can end an answer"),
         ("{slo: {m: {}}}", "admission.slo.m: wants nothing; write ttft_ms, tpot_ms or both"),
         ("{header: 'x y', vouched_by: us}", "admission.header: "),
     ],

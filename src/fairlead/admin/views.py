@@ -127,6 +127,7 @@ def _endpoint(services: Services, e: Endpoint, sessions: int, ended: Counter[str
         "model": e.model,
         "region": e.spec.region,
         "engine": e.spec.engine,
+        "role": e.spec.role,
         "version": e.identity.version,
         "max_model_len": e.max_model_len,
         "adapters": e.identity.adapters[:_SHOWN_ADAPTERS],

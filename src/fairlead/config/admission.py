@@ -51,6 +51,7 @@ class Objective(Section):
 class Admission(Section):
     """Present: requests that no endpoint can begin soon wait here, in order, and are refused with 429 in the end."""
 
+    evict: Literal["lower"] | None = None  # ends a streamed answer of a lower priority; None: what runs is left alone
     begin_within_ms: Annotated[float, Field(gt=0, le=600_000)] | None = None  # None: a few usual prefills, 1 s at least
     max_wait_s: _Wait = 30.0  # then 429
     aging_s: _Wait = 20.0  # after this a request goes before others now and then, whatever its level

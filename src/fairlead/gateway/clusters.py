@@ -96,7 +96,8 @@ def _first_healthy(name: str, clusters: list[str], max_body_bytes: int, filters:
 
 def _listed(config: Config, name: str, model: str | None) -> Part:
     """Where a cluster of engines has its hosts from: the list of the configuration."""
-    addresses = [each.address for each in config.pool.endpoints if model is None or each.model == model]
+    engines = [each for each in config.pool.endpoints if each.role != "prefill"]
+    addresses = [each.address for each in engines if model is None or each.model == model]
     assignment = endpoints(name, addresses) if model is None else _assigned(name, addresses, model)
     return {**discovery(addresses), "load_assignment": assignment}
 

@@ -9,8 +9,8 @@ from fairlead.errors import UserError
 from fairlead.policies import build_policy
 from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.moving import Moving, MovingSimulation
+from fairlead.tools.replay.network import Link
 from fairlead.tools.replay.policy_spec import read_policy_spec
-from fairlead.tools.replay.split import Link
 from fairlead.tools.replay.workload import Workload
 from tests.tools.replay.world import small_world, talk, turn, workload
 

@@ -53,6 +53,8 @@ export function showEndpoints(all) {
 }
 
 const keyOf = ({ group, e, more }) => (group ? `group ${group.key}` : `${e.address}${more ? " +" : ""}`);
+const ROLES = { prefill: "prefill only", decode: "decodes" };
+
 const searched = (e) => [e.address, e.model, e.region, e.engine, stateOf(e)[1], ...e.adapters].join(" ").toLowerCase();
 
 // A closed group shows those of its endpoints that are in trouble. A search opens all.
@@ -139,7 +141,7 @@ const engineOf = (e) => `${e.engine}${e.version ? ` ${e.version}` : ""}`
   + `${e.max_model_len ? `, up to ${count(e.max_model_len)} tokens` : ""}`;
 
 function identity(cell, e) {
-  fill(cell, engineOf(e), element("b", "", e.address), small([e.model, e.region].filter(Boolean).join(", ")),
+  fill(cell, engineOf(e), element("b", "", e.address), small([e.model, e.region, ROLES[e.role]].filter(Boolean).join(", ")),
     small(e.adapter_count ? plural(e.adapter_count, "adapter") : ""));
 }
 
