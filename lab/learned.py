@@ -2,7 +2,8 @@
 
 Each server stands alone behind Envoy and the sidecar, with its default flags, and gets conversations, streamed and
 whole, one at a time and several at once. Between them the idle server itself is asked new prompts one by one: a
-calibration of the same minutes, as other load on the machine slows both down alike.
+calibration of the same minutes, as other load on the machine slows both down alike. It goes by whole answers, of one
+token and of many: on a busy machine the first tokens of a stream may wait, and come together with its last.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations, product
@@ -32,16 +34,19 @@ from lab import command, words
 from lab.__main__ import add_models, models_of
 from lab.engines import LabEngine, LabEngines
 from lab.pool import START_MS_PER_TOKEN
-from lab.streamed import Took, streamed
+from lab.streamed import streamed
 
-BY_DEFAULT: Final = ("vllm:heron", "sglang:heron", "vllm:crane", "sglang:crane")
+BY_DEFAULT: Final = ("vllm:crane", "sglang:crane")  # the largest: least of its times is the servers' own
 WITHIN: Final = 0.2  # of a calibrated constant
 CHAT: Final = "/v1/chat/completions"
 OUTPUT_TOKENS: Final = 33
-CALIBRATED_TOKENS: Final = (64, 512, 1024, 1536)  # words of a prompt, a token each
+CALIBRATED: Final = (*((tokens, 1) for tokens in (64, 384, 768, 1152)), (64, OUTPUT_TOKENS), (384, OUTPUT_TOKENS))
+"""Tokens of prompts and of their answers."""
 _EACH: Final = 6  # of these, a round
+_LASTING: Final = 3  # rounds, whose answers most of what was learned comes from
 _AT_A_TIME: Final = (1, 4)
 _SESSIONS, _TURNS = 4, 3  # for each of these, a round
+_FAR_TOKENS, _NEAR_TOKENS = 256, 32  # prompts whose lengths differ, and that are alike
 _FIRST_TOKENS, _NEXT_TOKENS = (64, 1024), (32, 256)
 
 Messages = list[dict[str, str]]
@@ -54,8 +59,16 @@ class Constants(NamedTuple):
     decode_ms: float
 
 
+class Whole(NamedTuple):
+    """An answer in one piece."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    ms: float
+
+
 class Round(NamedTuple):
-    calibrated: Constants
+    calibration: tuple[Whole, ...]
     learned: Constants | None  # in force at its end; None while one of them is not known
 
 
@@ -80,7 +93,7 @@ def main() -> None:
 
 
 def _measured(servers: Sequence[str], rounds: int, seed: int) -> dict[str, list[Round]]:
-    each_round = len(CALIBRATED_TOKENS) * _EACH + len(_AT_A_TIME) * _SESSIONS * _TURNS
+    each_round = len(CALIBRATED) * _EACH + len(_AT_A_TIME) * _SESSIONS * _TURNS
     measured = {}
     with progress_bar("requests") as progress:
         for server in servers:
@@ -117,35 +130,45 @@ async def _round(
     admin: httpx.AsyncClient,
     report: Callable[[], None],
 ) -> Round:
-    """Half of the calibration before the traffic and half after it."""
+    """A part of the calibration before, between and after the two parts of the traffic."""
     took = await _calibrate(direct, engine.model, rng, report)
     for at_a_time in _AT_A_TIME:
         await _converse(client, engine.model, rng, at_a_time, report)
-    took += await _calibrate(direct, engine.model, rng, report)
+        took += await _calibrate(direct, engine.model, rng, report)
     seen = (await admin.get("/debug/endpoints")).json()["endpoints"][0]
     prefill, decode = seen["prefill"], seen["decode"]
     is_known = prefill["learned"] and decode["learned"]
     learned = Constants(prefill["ms_per_token"], decode["ms_per_token"]) if is_known else None
-    return Round(calibrated(took), learned)
+    return Round(tuple(took), learned)
 
 
-async def _calibrate(client: httpx.AsyncClient, model: str, rng: Random, report: Callable[[], None]) -> list[Took]:
+async def _calibrate(client: httpx.AsyncClient, model: str, rng: Random, report: Callable[[], None]) -> list[Whole]:
     took = []
-    for _, length in product(range(_EACH // 2), CALIBRATED_TOKENS):
-        took.append(await streamed(client, CHAT, _body(model, [_user(rng, length)])))
+    for _, (length, output_tokens) in product(range(_EACH // (len(_AT_A_TIME) + 1)), CALIBRATED):
+        body = _body(model, [_user(rng, length)], output_tokens)
+        started_s = time.perf_counter()
+        response = await client.post(CHAT, json=body)
+        took_ms = (time.perf_counter() - started_s) * 1e3
+        usage = response.raise_for_status().json()["usage"]
+        took.append(Whole(usage["prompt_tokens"], usage["completion_tokens"], took_ms))
         report()
     return took
 
 
-def calibrated(took: Sequence[Took]) -> Constants:
-    """The medians of: the slope between two first tokens over their prompts, and what each token after it took."""
-    slopes = [
-        (one.first_token_ms - other.first_token_ms) / (one.prompt_tokens - other.prompt_tokens)
-        for one, other in combinations(took, 2)
-        if abs(one.prompt_tokens - other.prompt_tokens) >= CALIBRATED_TOKENS[1] // 2
+def calibrated(took: Sequence[Whole]) -> Constants:
+    """The medians of the slopes: over the prompts of answers of one token, and over the tokens of equal prompts."""
+    first = [one for one in took if one.answer_tokens == 1]
+    prefill = [
+        (one.ms - other.ms) / (one.prompt_tokens - other.prompt_tokens)
+        for one, other in combinations(first, 2)
+        if abs(one.prompt_tokens - other.prompt_tokens) >= _FAR_TOKENS
     ]
-    steps = [(one.total_ms - one.first_token_ms) / (one.completion_tokens - 1) for one in took]
-    return Constants(median(slopes), median(steps))
+    decode = [
+        (one.ms - other.ms) / (one.answer_tokens - 1)
+        for one, other in product(took, first)
+        if one.answer_tokens > 1 and abs(one.prompt_tokens - other.prompt_tokens) < _NEAR_TOKENS
+    ]
+    return Constants(median(prefill), median(decode))
 
 
 async def _converse(
@@ -172,36 +195,39 @@ def _turns(rng: Random) -> Iterator[Messages]:
     for turn in range(_TURNS):
         if turn:
             messages += [
-                {"role": "assistant", "content": _text(rng, OUTPUT_TOKENS)},
+                {"role": "assistant", "content": words.question(rng, "en", OUTPUT_TOKENS).prompt},
                 _user(rng, rng.randrange(*_NEXT_TOKENS)),
             ]
         yield list(messages)
 
 
 def _user(rng: Random, length: int) -> dict[str, str]:
-    return {"role": "user", "content": _text(rng, length)}
+    return {"role": "user", "content": words.question(rng, "en", length).prompt}
 
 
-def _text(rng: Random, length: int) -> str:
-    keys, values = words.words("en")
-    return "".join(rng.choices([*keys, *values], k=length))
+def _body(model: str, messages: Messages, output_tokens: int = OUTPUT_TOKENS) -> dict[str, Any]:
+    return {"model": model, "messages": messages, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
 
 
-def _body(model: str, messages: Messages) -> dict[str, Any]:
-    return {"model": model, "messages": messages, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
+def of_the_same_time(rounds: Sequence[Round]) -> list[Constants]:
+    """For each round the calibration of the rounds whose answers count in what is in force at its end."""
+    ends = range(1, len(rounds) + 1)
+    parts = [[one for each in rounds[max(0, end - _LASTING) : end] for one in each.calibration] for end in ends]
+    return [calibrated(part) for part in parts]
 
 
 def errors(rounds: Sequence[Round]) -> list[Constants]:
     """Relative, of each round at whose end both constants were known."""
     return [
-        Constants(*[ours / theirs - 1 for ours, theirs in zip(each.learned, each.calibrated, strict=True)])
-        for each in rounds
+        Constants(*[ours / theirs - 1 for ours, theirs in zip(each.learned, found, strict=True)])
+        for each, found in zip(rounds, of_the_same_time(rounds), strict=True)
         if each.learned is not None
     ]
 
 
 def markdown(facts: str, measured: dict[str, list[Round]]) -> str:
-    conversations, prompts = len(_AT_A_TIME) * _SESSIONS, len(CALIBRATED_TOKENS) * _EACH
+    conversations, prompts = len(_AT_A_TIME) * _SESSIONS, len(CALIBRATED) * _EACH
+    heads = ("server", "round", "prefill calibrated, ms", "learned", "decoding calibrated, ms", "learned")
     return f"""# What is learned of engines with default flags, against a calibration
 
 {facts}
@@ -209,21 +235,21 @@ def markdown(facts: str, measured: dict[str, list[Round]]) -> str:
 Each server alone on CPU behind Envoy and the sidecar, without any flag but those that the machine needs: no answer \
 says which prompt tokens were cached, SGLang has no metrics, and neither publishes KV events. In each round the \
 sidecar sees {conversations} conversations of {_TURNS} turns, half of them streamed, \
-{" and ".join(map(str, _AT_A_TIME))} at a time, {OUTPUT_TOKENS} tokens to an answer. Before and after them the idle \
-server itself is asked {prompts} new prompts of {CALIBRATED_TOKENS[0]} to {CALIBRATED_TOKENS[-1]:,} tokens, one by \
-one. Prefill is the median slope between two of their first tokens, decoding the median time of each later token.
+{" and ".join(map(str, _AT_A_TIME))} at a time, {OUTPUT_TOKENS} tokens to an answer. Before, between and after them \
+the idle server itself is asked {prompts} new prompts of 64 to 1,152 tokens, one by one. Prefill is the median slope \
+of answers of one token over their prompts, decoding that of equal prompts over the tokens of their answers.
 
 {table(("server", "of a token", "calibrated, ms", "learned, ms", "error", f"within {WITHIN:.0%}"), _summary(measured))}
 
-Medians over rounds. The error is of what was in force at a round's end against the calibration of that round; in \
-brackets the least and the greatest. The sidecar goes by the answers of the last few rounds.
+Medians over rounds. The error is of what was in force at a round's end against the calibration of that round and the \
+{_LASTING - 1} before it, whose answers are most of what the sidecar goes by; in brackets the least and the greatest.
 
 ## By round
 
-{table(("server", "round", "prefill calibrated, ms", "learned", "decoding calibrated, ms", "learned"), _rows(measured))}
+{table(heads, _rows(measured))}
 
 In the sidecar's model a prompt token costs the same wherever it stands; here a long prompt's later ones cost more. \
-Other load on the machine (see the load averages) is in both, as far as it lasts for a round.
+Other load on the machine (see the load averages) is in both, as far as it lasts.
 """
 
 
@@ -231,7 +257,7 @@ def _summary(measured: dict[str, list[Round]]) -> Iterator[tuple[str, ...]]:
     for server, rounds in measured.items():
         found = errors(rounds)
         for place, name in enumerate(("prefill", "decoding")):
-            calibrated_ms = f"{median(each.calibrated[place] for each in rounds):.4f}"
+            calibrated_ms = f"{median(each[place] for each in of_the_same_time(rounds)):.4f}"
             if not found:
                 yield server, name, calibrated_ms, "not learned", "", "no"
                 continue
@@ -243,11 +269,11 @@ def _summary(measured: dict[str, list[Round]]) -> Iterator[tuple[str, ...]]:
 
 def _rows(measured: dict[str, list[Round]]) -> Iterator[tuple[str, ...]]:
     for server, rounds in measured.items():
-        for number, each in enumerate(rounds, start=1):
+        for number, (each, found) in enumerate(zip(rounds, of_the_same_time(rounds), strict=True), start=1):
             learned = ("", "") if each.learned is None else tuple(f"{ms:.4f}" for ms in each.learned)
             yield (
-                server, str(number), f"{each.calibrated.prefill_ms:.4f}", learned[0],
-                f"{each.calibrated.decode_ms:.4f}", learned[1],
+                server, str(number), f"{found.prefill_ms:.4f}", learned[0],
+                f"{found.decode_ms:.4f}", learned[1],
             )  # fmt: skip
 
 
