@@ -1,7 +1,7 @@
 """Requests wait in the sidecar while engines are full, through a real Envoy: their order and their end.
 
-The engine answers nothing until it is released, and the sidecar is told that it is slow: one request or a few are on it,
-and all others wait, however quick or busy the machine is.
+The engine answers nothing until it is released, and the sidecar is told that it is slow: one request or a few are on
+it, and all others wait, however quick or busy the machine is.
 """
 
 from __future__ import annotations
