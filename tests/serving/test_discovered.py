@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from fairlead.core.facts import RequestFacts
 from fairlead.core.in_flight import InFlight
-from fairlead.core.policy import Outcome, Refusal
+from fairlead.core.policy import Ended, Outcome, Refusal
 from fairlead.engines import watch
 from fairlead.errors import UserError
 from fairlead.extproc.models import models_answer
@@ -145,7 +145,8 @@ async def test_one_that_is_gone_is_forgotten_everywhere(world: World) -> None:
     running = world.admit("llama", session=b"s")
     assert isinstance(running, InFlight)
     running.sent(running.request, services.clock_s())
-    services.recorder.ended("llama", "llama", engine.address, 0.1, Outcome(200, 100.0), b"id")
+    ended = Ended(running.request, running.decision, Outcome(200, 100.0), engine.address, b"id", 0.0, 0.1)
+    services.recorder.ended("llama", ended)
     assert services.router.index.blocks(engine.address)
     world.lists(other.address)
     await until(lambda: world.pool() == {other.address: "llama"})

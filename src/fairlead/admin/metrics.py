@@ -19,6 +19,7 @@ from fairlead.admin import (
     edge,
     endpoints,
     learned,
+    rates,
     requests,
     reuse,
     tables,
@@ -53,6 +54,7 @@ class FairleadCollector(Collector):
         yield from reuse.metrics(services.reuse.reuse)
         yield from cascade.metrics(services.cascades.counts)
         yield from waiting.metrics(services.admission, services.router.pool)
+        yield from rates.metrics(services.rates)
         yield from calibration.metrics(services.calibration)
         yield from edge.metrics(services)
         yield from _faults(services)

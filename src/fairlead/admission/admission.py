@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from fairlead.admission.gate import Gate, engine_ms
+from fairlead.admission.gate import Gate, answer_tokens, engine_ms
 from fairlead.admission.limits import BandRules, QueueRules
 from fairlead.admission.queue import WaitQueue
 from fairlead.admission.waiting import Lane, Verdict, Waiting
@@ -72,7 +72,8 @@ class Admission:
         self.gate.hint = None
         self.gate.begin_within_ms = None if rules is None else rules.begin_within_ms
         self._pool, self._groups, self._lanes = self.router.pool, _groups(self.router.pool), {}
-        self.queue = WaitQueue(QueueRules() if rules is None else rules.queue)
+        is_shared, self.queue = self.queue.is_shared, WaitQueue(QueueRules() if rules is None else rules.queue)
+        self.queue.is_shared = is_shared
         for waiting in before:
             waiting.account = waiting.flow = None
             waiting.lane = self.lane(waiting.lane.model, waiting.lane.subset)
@@ -181,10 +182,19 @@ class Admission:
         self.gate.began(self._groups.get(endpoint.model, ""), prefill_ms)
         return took_ms
 
+    def engine_ms(self, in_flight: InFlight) -> float:
+        """The engine time that a request takes where it was sent."""
+        endpoint = self.router.pool.by_address.get(in_flight.address)
+        return 0.0 if endpoint is None else engine_ms(endpoint, in_flight.request, in_flight.decision.cached_tokens)[0]
+
     def expected_ms(self, lane: Lane, request: RequestFacts) -> float:
         """The engine time in ms that a request would take, as far as is known before it has an endpoint."""
         endpoint = next(iter(self.router.pool.serving(lane.model)), None)
         return 1.0 if endpoint is None else max(1.0, engine_ms(endpoint, request, 0)[0])
+
+    def expected_answer_tokens(self, model: str | None, request: RequestFacts) -> float:
+        endpoint = next(iter(self.router.pool.serving(model)), None)
+        return 0.0 if endpoint is None else answer_tokens(endpoint, request)
 
     def longest_useful_wait_s(self, lane: Lane, request: RequestFacts, now_s: float) -> float:
         """How long a request may wait and still meet its objective; infinite if it is served even then."""

@@ -133,11 +133,15 @@ def engine_ms(endpoint: Endpoint, request: RequestFacts, cached_tokens: int) -> 
     """
     speed = endpoint.speed
     prefill_ms = max(0, request.tokens - cached_tokens) * speed.prefill_ms_per_token
-    answer_tokens, limit = speed.answer_tokens, request.max_output_tokens
-    if limit is not None and limit < answer_tokens:
-        answer_tokens = limit
     share = 1 / max(1, endpoint._load.inflight_requests) + speed.batch_slowdown
-    return prefill_ms + answer_tokens * speed.decode_ms_per_token * min(1.0, share), prefill_ms
+    decode_ms = answer_tokens(endpoint, request) * speed.decode_ms_per_token * min(1.0, share)
+    return prefill_ms + decode_ms, prefill_ms
+
+
+def answer_tokens(endpoint: Endpoint, request: RequestFacts) -> float:
+    """Those of a usual answer there, or as many as the request allows."""
+    usual, limit = endpoint.speed.answer_tokens, request.max_output_tokens
+    return usual if limit is None or limit >= usual else limit
 
 
 def _uncached(endpoint: Endpoint, tokens: int, cached: Mapping[str, int]) -> int:

@@ -23,6 +23,7 @@ QUEUE_TTL: Final = b"x-llm-d-inference-ttl"  # how long it may wait at most: 2s,
 # Of a request, set by a gateway that vouches for them; a client that sets them is not believed.
 OBJECTIVE: Final = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 FAIRNESS_ID: Final = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
+MODEL_REWRITE: Final = (b"x-llm-d-model-name-rewrite", b"x-gateway-model-name-rewrite")  # to send instead
 
 # Of an answer.
 DROPPED_REASON: Final = b"x-llm-d-request-dropped-reason"
@@ -55,5 +56,5 @@ GATEWAY_ONLY: Final = (
 )  # fmt: skip
 # What the sidecar removes, behind whichever gateway. It overwrites `DESTINATION` itself.
 NOT_OF_A_CLIENT: Final = frozenset({*GATEWAY_ONLY, INNER, ORIGINAL_DESTINATION} - {DESTINATION})
-# With those that end here, as the endpoint-picker protocol has it: they say how a request waits.
-NOT_FOR_ENGINES: Final = NOT_OF_A_CLIENT.union(OBJECTIVE, FAIRNESS_ID, SLO_TTFT_MS, (QUEUE_TTL,))
+# With those that end here, as the endpoint-picker protocol has it: they say how a request waits, and where it goes.
+NOT_FOR_ENGINES: Final = NOT_OF_A_CLIENT.union(OBJECTIVE, FAIRNESS_ID, MODEL_REWRITE, SLO_TTFT_MS, (QUEUE_TTL,))

@@ -63,7 +63,7 @@ class Admission(Section):
     slo: dict[str, Objective] = Field(default_factory=dict)  # by model or route; "*": those that are not named
     header: HeaderName | None = None  # names the priority of a request
     vouched_by: Annotated[str, Field(min_length=1)] | None = (
-        None  # who sets that header, and the objective and fairness id
+        None  # who sets that header, the objective, the fairness id, and the name of another model
     )
 
     @model_validator(mode="after")

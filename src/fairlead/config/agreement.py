@@ -167,6 +167,19 @@ def _has(models: list[str]) -> str:
     return "has" if len(models) == 1 else "have"
 
 
+def _rate_limits_are_of_tenants_somebody_vouches_for(config: Config) -> Iterator[InvalidAtError]:
+    """A client that may choose its name takes another one, and has its whole limit again."""
+    if config.rate_limits is None or config.tenants.vouched_by is not None:
+        return
+    if config.admission is not None and config.admission.vouched_by is not None and config.tenants.header is None:
+        return
+    message = (
+        "needs tenants.header and tenants.vouched_by: who says of which tenant a request is; a client that names "
+        "itself would take another name; see docs/admission.md"
+    )
+    yield InvalidAtError(("rate_limits",), message)
+
+
 _CHECKS: Final[tuple[_Check, ...]] = (
     _there_are_endpoints,
     _envoy_can_know_the_endpoints,
@@ -177,5 +190,6 @@ _CHECKS: Final[tuple[_Check, ...]] = (
     _tasks_are_known,
     _reuse_is_of_routes,
     _priorities_are_of_routes,
+    _rate_limits_are_of_tenants_somebody_vouches_for,
     _the_tuned_policy_has_weights,
 )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
+from fairlead.core.adapter_slots import USUAL_LOAD_MS, AdapterSlots
 from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.core.decode_time import USUAL_SLOWDOWN
 from fairlead.core.health import HALF, SILENCE_S, UNKNOWN_TO_ENVOY, Health
@@ -22,6 +23,7 @@ from fairlead.core.load import Load
 from fairlead.core.prefills import PrefillEstimate
 from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, EngineReport
 from fairlead.core.running_limit import RunningLimit
+from fairlead.dialects import DIALECTS
 
 _T = TypeVar("_T")
 
@@ -53,6 +55,7 @@ class Speed(msgspec.Struct, frozen=True, gc=False):
     decode_ms_per_token: float  # alone on the engine
     batch_slowdown: float = USUAL_SLOWDOWN  # of decoding, by each other request there
     answer_tokens: float = USUAL_ANSWER_TOKENS
+    adapter_load_ms: float = USUAL_LOAD_MS
 
 
 class _Revised(property, Generic[_T]):
@@ -84,6 +87,7 @@ class Endpoint:
         "_rtt_spread_ms",
         "_spec",
         "_speed",
+        "adapters",
         "address",
         "answered_s",
         "health",
@@ -133,6 +137,7 @@ class Endpoint:
         self._passed_over_s = 0.0  # since when
         self.served_s = -inf  # when a request last succeeded here
         self.running_limit = RunningLimit()
+        self.adapters = AdapterSlots(DIALECTS[spec.engine].usual_adapter_slots)
         self.notify: Callable[[Endpoint], None] | None = None  # that there may be room here, for those that wait
         self.passed_over = 0  # requests that chose it and were answered elsewhere, since its last answer
         self.generation = 0
@@ -160,6 +165,7 @@ class Endpoint:
     def reported(self, report: EngineReport) -> None:
         """The engine reported its state. A number that moves shows that it has stepped since its last report."""
         before, self.report = self.report, report
+        self.adapters.reported(report)
         if report.waiting_requests is None or report.read_s is None or before.read_s is None or report.stale:
             return
         if report.changed_s == report.read_s and before.changed_s is not None:

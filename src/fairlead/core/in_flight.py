@@ -199,6 +199,7 @@ class InFlight:
             rtt_ms=decision.rtt_ms,
             first_token_ms=None if first_token_s is None else (first_token_s - self.sent_s) * 1e3,
             direct=direct,
+            adapter=decision.adapter if direct else None,
             decode_ms=None if first_token_s is None else (now_s - first_token_s) * 1e3,
             concurrent_requests=(self._concurrent_requests + self._ticket.concurrent_requests()) / 2,
             prefilled_tokens=max(0, self._ticket.prefilled_there() - since),
@@ -221,7 +222,7 @@ class InFlight:
             return None
         address, answered = self.address, self.phase == "served"
         self.phase = "ended"
-        self._ticket.release()
+        self._ticket.release(served=answered and self.code < CLIENT_ERROR)
         self._drop_copy(now_s)
         endpoint = self._placement.pool.by_address.get(address)
         if endpoint is not None:

@@ -20,15 +20,14 @@ StayReason = Literal["cooling", "small", "no_target", "too_expensive", "busy"]
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
-    """A session's context goes from `source` to `target`; the generations show whether either restarted meanwhile."""
+    """A session's context goes from `source` to `target`."""
 
     session: bytes
     source: str
     target: str
     how: How
     tokens: int  # of the request's prompt, cached at the source
-    source_generation: int
-    target_generation: int
+    target_generation: int  # if it is another one when the copy ends, the target restarted and has lost its KV
     bound: str  # to which the session is bound: the source, unless that of another agent had moved before
     known: int = 0  # tokens of the prompt that the target holds already, as far as is known
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from fairlead.core.adapter_slots import AdapterNeed
 from fairlead.core.candidates import Candidate, Standing
 from fairlead.core.cost import CostTerms, Prices
 from fairlead.core.facts import RequestFacts
@@ -61,6 +62,9 @@ class Priced(Policy, Protocol):
     @property
     def retry_penalty(self) -> float: ...
 
+    @property
+    def adapter_weight(self) -> float: ...
+
     def prices(self, at: Candidate | Standing) -> Prices: ...
 
 
@@ -90,6 +94,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     migration: Move | Stay | None = None  # of the request's session; None: there was no reason to move
     cached_blocks: int = 0  # of the prompt's chain, at the chosen endpoint
     credit: Credit | None = None
+    adapter: AdapterNeed | None = None  # at the chosen endpoint
     strayed: bool = False  # it went to where its own context is, though its session has moved elsewhere
 
     def terms(self, ranked: Ranked) -> CostTerms | None:
@@ -113,6 +118,19 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int | None = None  # these three as the engine reports them, of the same answers
     cached_tokens: int | None = None
     completion_tokens: int | None = None
+
+
+class Ended(msgspec.Struct, frozen=True, gc=False):
+    """One request that has ended, as the request path leaves it to those who record it."""
+
+    request: RequestFacts
+    decision: Decision
+    outcome: Outcome
+    address: str  # of the endpoint that answered
+    request_id: bytes
+    begun_s: float  # when its headers came; this and the next by the router's clock
+    ended_s: float
+    waited_ms: float = 0.0  # in the admission queue, before the decision
 
 
 class Tuner(Protocol):

@@ -28,6 +28,8 @@ DIALECT = Dialect(
         "vllm:cache_config_info": "cache_config",
     },
     rank_label="engine",
+    adapter_series="vllm:lora_requests_info",
+    usual_adapter_slots=1,  # --max-loras
     flags={
         "cached_tokens": "--enable-prompt-tokens-details",
         "metrics": "no --disable-log-stats",

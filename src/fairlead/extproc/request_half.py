@@ -7,19 +7,24 @@ read and picked at once. The replies to a long one, and to a request that waits 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from fairlead.api import headers as names
 from fairlead.api import refusals
 from fairlead.api.paths import GENERATION_PATHS, plain_path
+from fairlead.edge.grpc.reading import Part
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
+from fairlead.extproc.body import body_of
 from fairlead.extproc.body_reader import MOST_READ_S, BodyReader, ReaderLostError
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.models import models_answer
 from fairlead.extproc.pb.ext_proc_pb2 import BUFFERED, FULL_DUPLEX_STREAMED, ProcessingRequest
-from fairlead.extproc.pick import Prepared, prepare, question, read_here, read_inline
+from fairlead.extproc.pick import Prepared, Refused, prepare, question, read_here, read_inline
 from fairlead.extproc.queued import join_queue, must_wait
+from fairlead.extproc.rated import paid
+from fairlead.extproc.reading import INLINE_BYTES
 from fairlead.extproc.request import HttpRequest
 from fairlead.extproc.routed import place_counted, routed, routed_unread
 
@@ -61,7 +66,7 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
 def on_body(exchange: Exchange, message: ProcessingRequest) -> Replies:
     part = message.request_body
     if exchange.request_phase == "collecting":
-        return collect(exchange, message, part.body, has_ended=part.end_of_stream)
+        return collect(exchange, message, (part.body,), has_ended=part.end_of_stream)
     if exchange.request_phase == "refused":
         return () if exchange.request_duplex else (replies.REQUEST_BODY,)
     if part.end_of_stream:
@@ -82,14 +87,17 @@ def on_trailers(exchange: Exchange, message: ProcessingRequest) -> Replies:
     return (replies.REQUEST_TRAILERS,)
 
 
-def collect(exchange: Exchange, message: ProcessingRequest | None, part: bytes, *, has_ended: bool) -> Replies:
-    """`message` is None where it is nothing but a part of the body."""
+def collect(
+    exchange: Exchange, message: ProcessingRequest | None, pieces: Sequence[Part], *, has_ended: bool
+) -> Replies:
+    """`message` is None where it has nothing but the pieces of the body."""
     services = exchange.services
-    exchange.body.append(part)  # before anything that could go wrong
-    exchange.body_bytes += len(part)
+    exchange.body += pieces  # before anything that could go wrong
+    part_bytes = sum(map(len, pieces))
+    exchange.body_bytes += part_bytes
     if exchange.body_bytes > services.max_body_bytes:
         return exchange.refuse(refusals.too_large(services.max_body_bytes))
-    held = services.held.take(len(part))
+    held = services.held.take(part_bytes, len(pieces))
     if not held:
         return exchange.refuse(refusals.too_many_bodies())
     exchange.held_bytes += held
@@ -113,7 +121,7 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
     services = exchange.services
     if message is not None:
         _read_subset(exchange, message)
-    body = exchange.body[0] if len(exchange.body) == 1 else b"".join(exchange.body)
+    body = body_of(exchange.body, INLINE_BYTES)
     request = HttpRequest(
         exchange.path,
         exchange.headers,
@@ -127,7 +135,7 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
         exchange.request_phase = "reading"
         exchange.held = _pick_later(exchange, services.reader, request, end_of_stream=end_of_stream)
         return _wait(exchange, _MOST_WAITING_S + MOST_READ_S)
-    prepared = prepare(services, request, read_here(services, request) if read is None else read)
+    prepared = _paid(exchange, prepare(services, request, read_here(services, request) if read is None else read))
     if (
         isinstance(prepared, Prepared)
         and services.waiting.is_on
@@ -149,7 +157,7 @@ async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpReque
         read = await reader.read(request.body, question(services, request))
         if exchange.request_phase != "reading":
             return ()
-        prepared = prepare(services, request, read)
+        prepared = _paid(exchange, prepare(services, request, read))
         if isinstance(prepared, Prepared) and services.waiting.is_on and (terms := must_wait(exchange, prepared)):
             return await join_queue(exchange, prepared, terms, end_of_stream=end_of_stream)
         return routed(exchange, place_counted(exchange, prepared), request.body, end_of_stream=end_of_stream)
@@ -159,6 +167,12 @@ async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpReque
         exchange.report_fault()
     exchange.withdraw()
     return exchange.refuse(refusals.unreadable()) if exchange.request_phase == "reading" else ()
+
+
+def _paid(exchange: Exchange, prepared: Prepared | Refused) -> Prepared | Refused:
+    if not exchange.services.rates.is_on or isinstance(prepared, Refused):
+        return prepared
+    return paid(exchange, prepared) or prepared
 
 
 def _wait(exchange: Exchange, most_s: float) -> Replies:

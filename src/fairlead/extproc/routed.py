@@ -12,8 +12,10 @@ from fairlead.core.in_flight import InFlight
 from fairlead.core.policy import Refusal
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
+from fairlead.extproc.body import Body
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.pick import Pick, Prepared, Refused, asked_of, place
+from fairlead.extproc.rated import began
 from fairlead.extproc.request import HttpRequest
 
 
@@ -23,12 +25,15 @@ def place_counted(exchange: Exchange, prepared: Prepared | Refused, waited_s: fl
         return prepared
     services = exchange.services
     picked = place(services, prepared, waited_s)
-    if services.waiting.is_on and isinstance(picked, Pick):
-        exchange.engine_ms = services.admission.began(picked.in_flight)
+    if isinstance(picked, Pick):
+        if services.waiting.is_on:
+            exchange.engine_ms = services.admission.began(picked.in_flight)
+        if exchange.charge is not None:
+            began(exchange, picked)
     return picked
 
 
-def routed(exchange: Exchange, picked: Pick | Refused, body: bytes, *, end_of_stream: bool) -> Replies:
+def routed(exchange: Exchange, picked: Pick | Refused, body: Body, *, end_of_stream: bool) -> Replies:
     """A request whose whole body was read goes to the endpoint that was picked."""
     if isinstance(picked, Refused):
         return exchange.refuse(picked.answer, picked.route)
@@ -37,8 +42,8 @@ def routed(exchange: Exchange, picked: Pick | Refused, body: bytes, *, end_of_st
     removed = h.forbidden_in(exchange.headers)
     made: Replies
     if exchange.request_duplex:
-        whole = body if picked.body is None else picked.body
-        streamed = replies.streamed_request_body(whole, end_of_stream=end_of_stream)
+        sent = body if picked.body is None else picked.body
+        streamed = replies.streamed_request_body(sent, end_of_stream=end_of_stream)
         trailers = () if end_of_stream else (replies.REQUEST_TRAILERS,)
         made = chain((replies.routed_headers(destination, headers, removed),), streamed, trailers)
     else:

@@ -13,6 +13,7 @@ from random import Random
 from typing import Literal
 
 from fairlead.admission.admission import Admission
+from fairlead.admission.rates import RateLimits
 from fairlead.config import Config
 from fairlead.core.budget import ObservationBudget
 from fairlead.core.calibration import Calibration
@@ -72,6 +73,7 @@ class Services:
     tenant_header: bytes = b""  # empty: all requests are of one tenant
     max_body_bytes: int
     waiting: WaitingRoom
+    rates: RateLimits = field(default_factory=RateLimits)
     reader: BodyReader | None = None  # of long bodies, in processes of its own; None: they are read here, others wait
     held: HeldBytes = field(default_factory=HeldBytes)
     edge: Callable[[], EdgeStatistics] | None = None  # None: the edge that runs keeps none

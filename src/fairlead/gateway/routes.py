@@ -11,6 +11,7 @@ from typing import Final
 from fairlead.api import headers
 from fairlead.config import Config
 from fairlead.gateway import paths
+from fairlead.gateway.clusters import lists_engines
 from fairlead.gateway.guard import (
     CLUSTER_HEADER,
     EVENTS_HEADER,
@@ -18,7 +19,7 @@ from fairlead.gateway.guard import (
     models_of_blind_routes,
     no_guard,
 )
-from fairlead.gateway.parts import DESTINATION, ENGINES_CLUSTER, Mode, Part, seconds, type_url
+from fairlead.gateway.parts import BLIND_CLUSTER, DESTINATION, ENGINES_CLUSTER, Mode, Part, seconds, type_url
 from fairlead.gateway.replies import envelope
 
 # A long answer that is not streamed sends nothing for minutes; a stream may pause while an engine is busy.
@@ -77,6 +78,8 @@ def _routes(config: Config, mode: Mode) -> list[Part]:
         next_model = _retry_at_the_next_model()
         found.append(_to_engines("blind, of a route", _match(allowed, of_a_route), next_model, by_header=True))
     found.append(_to_engines("blind", _match(allowed), elsewhere))
+    if lists_engines(config):
+        found[-1]["route"]["cluster"] = BLIND_CLUSTER
     found.append(_nowhere("not allowed", {"prefix": "/"}))
     return found
 

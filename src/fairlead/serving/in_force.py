@@ -30,7 +30,7 @@ from fairlead.extproc.reuse import ReuseRule
 from fairlead.extproc.services import Services
 from fairlead.gateway import EndpointDiscovery, Host
 from fairlead.policies import build_policy
-from fairlead.serving.admission import MOST_LEVELS, bounded, longest_wait_s, naming_of, rules_of
+from fairlead.serving.admission import MOST_LEVELS, bounded, longest_wait_s, naming_of, rate_rules_of, rules_of
 from fairlead.serving.build import most_held_bytes, url_of_gateway
 from fairlead.serving.confirmed import withhold_unconfirmed
 from fairlead.serving.membership import Member, Membership
@@ -192,6 +192,7 @@ class InForce:
         services.rewrites = found.rewrites.under(config.splits(), config.routes)
         rules = rules_of(config.admission, objectives)
         services.waiting.use(rules, naming_of(config, objectives), longest_wait_s(rules))
+        services.rates.use(rate_rules_of(config.rate_limits), services.clock_s())
         services.mover.bootstraps = _bootstraps(config, pool)
         services.learner.forget_all_but(pool.endpoints)
         services.learner.apply(pool.endpoints)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairlead.policies import build_policy
-from fairlead.tools.replay.simulation import AttemptRecord
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.split import Link, SplitSimulation
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World

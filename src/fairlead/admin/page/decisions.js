@@ -103,7 +103,7 @@ export function candidates(d, most) {
 
 // The cost as `core.cost` computes it: latency, divided by the chance of being right, times the penalty for retries.
 function parts(terms) {
-  const latency = terms.rtt_ms + terms.prefill_ms + terms.queue_ms + terms.decode_ms;
+  const latency = terms.rtt_ms + terms.prefill_ms + terms.queue_ms + terms.decode_ms + terms.adapter_ms;
   const expected = latency / terms.success_probability;
   return { latency, expected, penalty: terms.retry_penalty ** terms.attempts };
 }
@@ -120,7 +120,7 @@ function showCost(place, choice, most) {
   }
   const { latency, expected, penalty } = parts(terms);
   const drawn = bar(most, ["rtt", terms.rtt_ms], ["prefill", terms.prefill_ms], ["queue", terms.queue_ms],
-    ["decode", terms.decode_ms], ["chance", expected - latency]);
+    ["decode", terms.decode_ms], ["adapter", terms.adapter_ms], ["chance", expected - latency]);
   if (expected > most * 1.001) drawn.classList.add("beyond");
   if (terms.attempts) {
     drawn.classList.add("penalised");
@@ -142,6 +142,7 @@ function explained(terms, latency, expected, penalty) {
   const lines = [
     `network ${milliseconds(terms.rtt_ms)}`, `prefill ${milliseconds(terms.prefill_ms)}`,
     `queue ${milliseconds(terms.queue_ms)}`, `decoding ${milliseconds(terms.decode_ms)}`,
+    ...(terms.adapter_ms ? [`loading the adapter ${milliseconds(terms.adapter_ms)}`] : []),
     `together ${milliseconds(latency)}`,
     `÷ ${significant(terms.success_probability)} chance to be right = ${milliseconds(expected)}`,
   ];

@@ -125,6 +125,9 @@ function details(cell, e) {
   if (e.adapter_count) {
     const rest = e.adapter_count - e.adapters.length;
     entries.push(["Adapters", e.adapters.join(", ") + (rest ? ` and ${count(rest)} more` : "")]);
+    const load = e.adapter_load;
+    entries.push(["Loaded", `${e.adapters_loaded.join(", ") || "none"}; ${plural(e.adapter_slots, "slot")}; a load takes `
+      + `${milliseconds(load.ms)}, ${load.source === "learned" ? `learned from ${count(load.samples)}` : SOURCES.default}`]);
   }
   fill(cell, "", element("dl", "", ...entries.flatMap(([term, text]) => [element("dt", "", term), element("dd", "", text)])));
 }

@@ -21,8 +21,9 @@ from fairlead.core.migration import Rules
 from fairlead.core.policy import Policy
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.moving import CONNECTORS, Moving, MovingSimulation
-from fairlead.tools.replay.simulation import AttemptRecord, Simulation
+from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Conversation, Workload, cut_runs
 from fairlead.tools.replay.world import World
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from fairlead.core.policy import Policy
-from fairlead.tools.replay.simulation import Asked, AttemptRecord, Simulation
+from fairlead.tools.replay.attempts import Asked, AttemptRecord
+from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import EngineSpec, World
 from fairlead.tools.simulate.engine import Engine
@@ -46,7 +47,7 @@ class SplitSimulation(Simulation):
         self.recomputed = 0  # prompts that found no room where they should have been decoded
         self._link = link
         self._first_decoder = len(self.engines)
-        self._add_engines([Engine(spec.parameters(workload.block_tokens)) for spec in decoders])
+        self._engines.add([Engine(spec.parameters(workload.block_tokens)) for spec in decoders])
 
     def _arrive(self, now_ms: float, asked: Asked) -> None:
         self._submit(now_ms, asked, asked.endpoint, self._turn(asked).prompt_tokens, 1)
@@ -58,7 +59,7 @@ class SplitSimulation(Simulation):
             return
         asked.handed_over = True
         asked.in_flight.prefilled()
-        self._at(now_ms + self._link.takes_ms(turn.prompt_tokens), self._decode, asked)
+        self.agenda.at(now_ms + self._link.takes_ms(turn.prompt_tokens), self._decode, asked)
 
     def _decode(self, now_ms: float, asked: Asked) -> None:
         places = range(self._first_decoder, len(self.engines))

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.core.endpoint import Endpoint, EndpointSpec
+from fairlead.core.reported import EngineIdentity
 from fairlead.tools.replay.disturbances import Foreign, Pace
 from fairlead.tools.replay.network import RttSeries, constant
 from fairlead.tools.simulate.parameters import EngineParameters
@@ -84,6 +85,7 @@ class World(msgspec.Struct, frozen=True):
     pace: Pace = Pace()
     foreign: Foreign = Foreign()
     sidecars: Sidecars = Sidecars()
+    adapters: tuple[str, ...] = ()  # that every engine can load, and turns may ask for
 
     def rtt(self, region: str) -> RttSeries:
         return self.regions.get(region) or _NEAR
@@ -106,6 +108,9 @@ class World(msgspec.Struct, frozen=True):
         ]
         for endpoint, engine in zip(known, self.endpoints, strict=True):
             endpoint.rtt_ms = self.rtt(engine.region).at(0.0)
+            if self.adapters:
+                models = (engine.model, *self.adapters)
+                endpoint.identified(EngineIdentity(models=models, adapters=self.adapters))
         return known
 
 
