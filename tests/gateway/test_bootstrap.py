@@ -241,7 +241,7 @@ configs = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=40)  # a bootstrap of 20 engines takes long to write on a busy machine
+@settings(max_examples=40)
 @given(configs, st.sampled_from(["buffered", "full_duplex"]))
 def test_every_valid_configuration_gives_a_bootstrap_that_yaml_keeps_and_that_names_every_engine(
     valid: Config, mode: Mode

@@ -121,14 +121,14 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 async def test_an_import_that_finds_nothing_is_computed_and_its_counter_says_so(lab: Lab) -> None:
     source, target = lab.party(0), lab.party(1)
     engine_id = await Mooncake().discover(source)
-    before = (await taken(target, 5.0)).tokens
+    before = (await taken(target, WITHIN_S)).tokens
     ids = [10 + n % 900 for n in range(64 * BLOCK_TOKENS)]
     params = Mooncake().to_import("never exported", source, engine_id, Exported(None, None))
     with pytest.raises(TransferError, match="import: timeout"):
         await complete("import", target, Prompt(MODEL, ids, BLOCK_TOKENS), params, 1.0)
-    imported = await complete("import", target, Prompt(MODEL, ids, BLOCK_TOKENS), params, ABORT_S + 20.0)
+    imported = await complete("import", target, Prompt(MODEL, ids, BLOCK_TOKENS), params, ABORT_S + WITHIN_S)
     assert imported.cached_tokens == 0
-    assert (await taken(target, 5.0)).tokens == before
+    assert (await taken(target, WITHIN_S)).tokens == before
 
 
 async def test_a_session_that_is_ordered_off_an_endpoint_that_dies_first_goes_on_elsewhere(lab: Lab) -> None:
