@@ -168,7 +168,7 @@ def test_a_clients_own_tenant_is_removed_unless_something_vouches_for_it(vouched
 
 @pytest.mark.parametrize("path", ["", "/", "v1/files", "/v1/*/x", "/v1 x", "/v1?x", "/v1#x", "/v1//x", "*"])
 def test_an_open_path_that_no_request_could_have_is_refused(path: str) -> None:
-    with pytest.raises(ValueError, match="is no path; write one as /v1/files"):
+    with pytest.raises(ValueError, match="is not a path; write one like /v1/files"):
         config("10.0.0.1:8000", paths=[path])
 
 
