@@ -164,10 +164,10 @@ def _markdown(facts: str, phases: list[Phase]) -> str:
 {facts}
 
 One vLLM server that runs {BATCH_LIMIT} requests at once. Chat: a prompt of some {_CHAT_TOKENS} tokens each
-{_CHAT_EVERY_S:g} s, {_CHAT_ANSWER} tokens of answer, streamed. Batch: {FLOOD} requests open all the time, prompts of some
-{_BATCH_TOKENS} tokens, {_BATCH_ANSWER} tokens of answer. All prompts differ. With admission chat is of level 10, and
-batch of level -10 with half of the engine (`share: 0.5`); nothing else is configured. Wanted: chat's p95 within 1.5
-times its value alone.
+{_CHAT_EVERY_S:g} s, {_CHAT_ANSWER} tokens of answer, streamed. Batch: {FLOOD} requests open all the time, prompts
+of some {_BATCH_TOKENS} tokens, {_BATCH_ANSWER} tokens of answer. All prompts differ. With admission chat is of
+level 10, and batch of level -10 with half of the engine (`share: 0.5`); nothing else is configured. Wanted: chat's
+p95 within 1.5 times its value alone.
 
 {table(head, [_row(phase, phases) for phase in phases])}
 """
