@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -142,7 +143,7 @@ async def test_two_adapters_of_a_real_engine_take_turns_in_its_one_slot(lab: Lab
         answers.append(answer["choices"][0]["message"]["content"])
         (decision,) = (await lab.admin.get("/debug/decisions", params={"limit": 1})).json()["decisions"]
         needed.append(decision["best"][0]["terms"]["adapter_ms"] > 0)
-        await until(lambda name=name: is_loaded(name))
+        await until(partial(is_loaded, name))
     assert needed == [True, False, True, True]
     assert answers[0] == answers[1] == answers[3] != answers[2]
 
