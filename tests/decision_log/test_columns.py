@@ -42,7 +42,7 @@ def test_what_was_not_observed_is_null_and_the_prompt_has_its_estimate() -> None
 def test_why_a_session_moves_or_stays_is_reported() -> None:
     ended = Pool().ended()
     for migration, expected in (
-        (Move(b"s", "a:1", "b:1", "copy", 900, 0, 0, "a:1"), "copy to b:1"),
+        (Move(b"s", "a:1", "b:1", "copy", 900, 0, "a:1"), "copy to b:1"),
         (Stay("cooling"), "stays: cooling"),
         (None, None),
     ):

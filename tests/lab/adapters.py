@@ -30,12 +30,7 @@ def write_adapter(folder: Path, model: str, seed: int) -> Path:
     described = json.dumps(header).encode()
     folder.mkdir()
     (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(described)) + described + data)
-    peft: dict[str, Any] = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "bias": "none",
-        "base_model_name_or_path": model,
-    }
-    peft |= {"r": RANK, "lora_alpha": RANK, "target_modules": list(_TARGETS)}
-    (folder / "adapter_config.json").write_text(json.dumps(peft), encoding="utf-8")
+    peft = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "base_model_name_or_path": model}
+    lora = {"r": RANK, "lora_alpha": RANK, "target_modules": list(_TARGETS)}
+    (folder / "adapter_config.json").write_text(json.dumps(peft | lora), encoding="utf-8")
     return folder

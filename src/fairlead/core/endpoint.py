@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
 from fairlead.core.adapter_slots import USUAL_LOAD_MS, AdapterSlots
 from fairlead.core.capability import NEUTRAL, Capability
-from fairlead.core.decode_time import USUAL_SLOWDOWN
 from fairlead.core.health import HALF, SILENCE_S, UNKNOWN_TO_ENVOY, WARMING_IN, Health
 from fairlead.core.load import Load
 from fairlead.core.prefills import PrefillEstimate
@@ -32,7 +31,12 @@ _TOO_MANY_REQUESTS: Final = 429
 _UNAVAILABLE: Final = 503
 MOST_PASSED_OVER: Final = 3  # requests, of an endpoint that has never answered any,
 PASSED_OVER_S: Final = 1.0  # over so long
+USUAL_SLOWDOWN: Final = 0.015  # of decoding alone, by each other request; until samples at different loads show it
 USUAL_ANSWER_TOKENS: Final = 256.0  # until answers were observed
+
+# `prefill`: it computes prompts for others and answers nobody; `decode`: it answers, and computes no prompt for others.
+Role = Literal["both", "prefill", "decode"]
+BY_PROXY: Final = "proxy"  # the connector of an engine whose own proxy asks the prefill endpoint that a header names
 
 
 class EndpointSpec(msgspec.Struct, frozen=True, gc=False):
@@ -47,6 +51,8 @@ class EndpointSpec(msgspec.Struct, frozen=True, gc=False):
     region: str = ""
     engine: str = "vllm"
     kv_connector: str = ""  # by which its KV can go elsewhere: mooncake, nixl, or a store that it shares; empty: none
+    role: Role = "both"
+    transfer_ms_per_token: float = 0.1  # for KV to come here from another endpoint, until requests teach a better value
 
 
 class Speed(msgspec.Struct, frozen=True, gc=False):

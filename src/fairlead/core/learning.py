@@ -54,7 +54,7 @@ class Learner:
         if endpoint is None or endpoint.model != seen.model:  # the pool changed meanwhile
             return
         if seen.features and seen.prompt_tokens:
-            self.tokens_of(seen.model).add(seen.features, seen.prompt_tokens)
+            self.tokens_of(seen.model).add(seen.features, seen.prompt_tokens, seen.address)
         model = self.model_of(endpoint)
         engine = self.engines.setdefault((seen.address, seen.model), EngineTimes())
         engine.reports_cache |= bool(seen.cached_tokens)

@@ -245,7 +245,7 @@ class _Server:
         return wire.json_response({"object": "list", "data": [base, *adapters]})
 
     async def _health(self, _request: web.Request) -> web.StreamResponse:
-        return await sglang.health(self._options.time_scale) if self._is_sglang else web.Response()
+        return await sglang.health(self.engine, self._options.time_scale) if self._is_sglang else web.Response()
 
     async def _server_info(self, _request: web.Request) -> web.StreamResponse:
         options = self._options
