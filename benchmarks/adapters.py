@@ -7,7 +7,8 @@ request is alone (no sessions), begins with its adapter's own 256 tokens of inst
 
 - `fairlead`: the default policy. It is told nothing of loads: it begins with its default and learns from first tokens.
 - `fairlead, blind`: the same with `adapter_weight: 0`, so that only prefixes tie an adapter to an engine.
-- `llm-d, blind`: queue 2, KV cache 2, prefix 3, as its optimized baseline weighs them; its turn for uncached prompts is left out.
+- `llm-d, blind`: queue 2, KV cache 2, prefix 3, as its optimized baseline weighs them, without its turn for uncached
+  prompts.
 - `llm-d, lora 1` and `lora 3`: the same with its lora-affinity-scorer at these weights: 1.0 where the adapter has
   requests; else 0.8 with a slot that no adapter with requests has; else 0.6 where it waits; else 0. Its own tests weigh
   all four scorers alike; no weight is published for use.
