@@ -23,7 +23,7 @@ from fairlead.tools.bench.markdown import table
 from fairlead.tools.demo.traffic import client_of
 from lab import command, words
 from lab.__main__ import NAMES
-from lab.engines import Extra, LabEngines
+from lab.engines import QUIET, Extra, LabEngines
 from lab.pool import known, running_front
 from lab.streamed import Took, streamed
 
@@ -69,7 +69,7 @@ async def _run(model: str, requests: int, seed: int) -> list[Phase]:
     phases: list[Phase] = []
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:
         folder = Path(name)
-        limit = Extra(("--max-num-seqs", str(BATCH_LIMIT)), {})
+        limit = Extra(("--max-num-seqs", str(BATCH_LIMIT)), QUIET.environment)
         async with LabEngines([model], folder, lambda _: limit) as engines:
             for way, sections in (("off", {}), ("on", {"admission": _ADMISSION})):
                 place = folder / way
@@ -163,12 +163,15 @@ def _markdown(facts: str, phases: list[Phase]) -> str:
 {facts}
 
 One vLLM server that runs {BATCH_LIMIT} requests at once. Chat: a prompt of some {_CHAT_TOKENS} tokens each
-{_CHAT_EVERY_S:g} s, {_CHAT_ANSWER} tokens of answer, streamed. Batch: {FLOOD} requests open all the time, prompts of some
-{_BATCH_TOKENS} tokens, {_BATCH_ANSWER} tokens of answer. All prompts differ. With admission chat is of level 10, and
-batch of level -10 with half of the engine (`share: 0.5`); nothing else is configured. Wanted: chat's p95 within 1.5
+{_CHAT_EVERY_S:g} s, {_CHAT_ANSWER} tokens of answer, streamed. Batch: {FLOOD} requests open all the time, prompts of
+some {_BATCH_TOKENS} tokens, {_BATCH_ANSWER} tokens of answer. All prompts differ. With admission chat is of level 10,
+and batch of level -10 with half of the engine (`share: 0.5`); nothing else is configured. Wanted: chat's p95 within 1.5
 times its value alone.
 
 {table(head, [_row(phase, phases) for phase in phases])}
+
+Each flood is compared with chat alone before it, through the same sidecar. Server, Envoy, sidecar and clients share the
+cores: where the two phases alone differ, other work on the machine does, and only the order of magnitude counts.
 """
 
 
