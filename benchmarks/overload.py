@@ -22,6 +22,7 @@ from fairlead.admission.limits import BandRules, QueueRules
 from fairlead.core.objective import Slo
 from fairlead.policies import build_policy
 from fairlead.statistics import quantile
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.claude_code import Sampling
 from fairlead.tools.replay.gated import (
     FairleadGate,
@@ -33,7 +34,6 @@ from fairlead.tools.replay.gated import (
     Tenancy,
 )
 from fairlead.tools.replay.policy_spec import faster_for, read_policy_spec
-from fairlead.tools.replay.simulation import AttemptRecord
 from fairlead.tools.replay.traces import read_trace
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World, alike

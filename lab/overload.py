@@ -23,8 +23,9 @@ from fairlead.tools.bench.markdown import table
 from fairlead.tools.demo.traffic import client_of
 from lab import command, words
 from lab.__main__ import NAMES
-from lab.engines import QUIET, Extra, LabEngines
+from lab.engines import LabEngines
 from lab.pool import known, running_front
+from lab.servers import Extra
 from lab.streamed import Took, streamed
 
 FLOOD: Final = 48  # requests of the batch tenant, open all the time
@@ -69,8 +70,8 @@ async def _run(model: str, requests: int, seed: int) -> list[Phase]:
     phases: list[Phase] = []
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:
         folder = Path(name)
-        limit = Extra(("--max-num-seqs", str(BATCH_LIMIT)), QUIET.environment)
-        async with LabEngines([model], folder, lambda _: limit) as engines:
+        limit = Extra(("--max-num-seqs", str(BATCH_LIMIT)), {})
+        async with LabEngines([model], folder, lambda _: limit, quiet=True) as engines:
             for way, sections in (("off", {}), ("on", {"admission": _ADMISSION})):
                 place = folder / way
                 place.mkdir()

@@ -107,8 +107,8 @@ DECISIONS = Dashboard(
             "Expected cost of the chosen endpoint, by term",
             "s",
             {_share("fairlead_cost_seconds_sum", "fairlead_cost_seconds_count", "term"): "{{term}}"},
-            "rtt, prefill, queue and decode add up to the expected latency; total is that divided by the chance of "
-            "being right",
+            "rtt, prefill, queue and decode add up to the expected latency, with adapter for requests that have one "
+            "loaded; total is that divided by the chance of being right",
         ),
         _quantiles("Time of a decision", "fairlead_decision_seconds", "", "From the whole body, parsing included"),
         Panel("Attempts a second, by model", "reqps", {_rate("fairlead_attempts_total", "model"): "{{model}}"}),

@@ -19,7 +19,7 @@ PRIORITIES = "{chat: {level: 10}, batch: {level: -1, max_wait_s: 200, max_reques
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ("{routes: {m: chat}}", 'admission.routes.m: no priority is called "chat"; known are: none'),
+        ("{routes: {m: chat}}", 'admission.routes.m: no priority is called "chat"; known names: none'),
         ("{default: chat, priorities: {batch: {level: 1}}}", 'admission.default: no priority is called "chat"'),
         ("{priorities: {a: {level: 1}, b: {level: 1}}}", 'admission.priorities.b.level: is also the level of "a"'),
         ("{priorities: {a: {level: 1, share: 0.5}, b: {level: 0}}}", "admission.priorities.a.share: is less than 1"),
@@ -72,7 +72,9 @@ def test_headers_that_nobody_vouches_for_are_not_read_and_are_removed_by_envoy(v
     believed = bool(vouched_by)
     assert (naming.level({b"x-gateway-inference-objective": b"batch"}, "m") == -1) is believed
     assert (naming.tenant({b"x-llm-d-inference-fairness-id": b"t"}) == b"t") is believed
-    assert ("remove: x-gateway-inference-objective" in render(bootstrap(config))) is not believed
+    removed = render(bootstrap(config))
+    assert ("remove: x-gateway-inference-objective" in removed) is not believed
+    assert ("remove: x-llm-d-model-name-rewrite" in removed) is not believed
 
 
 def test_an_objective_names_a_level_of_its_own_or_a_configured_one() -> None:

@@ -64,7 +64,7 @@ class Admission(Section):
     slo: dict[str, Objective] = Field(default_factory=dict)  # by model or route; "*": those that are not named
     header: HeaderName | None = None  # names the priority of a request
     vouched_by: Annotated[str, Field(min_length=1)] | None = (
-        None  # who sets that header, and the objective and fairness id
+        None  # who sets that header, the objective, the fairness id, and the name of another model
     )
 
     @model_validator(mode="after")
@@ -75,7 +75,7 @@ class Admission(Section):
         for path, name in named.items():
             if name not in self.priorities:
                 known = ", ".join(self.priorities) or "none; add it to admission.priorities"
-                raise InvalidAtError(path, f'no priority is called "{name}"; known are: {known}')
+                raise InvalidAtError(path, f'no priority is called "{name}"; known names: {known}')
         return self
 
     @model_validator(mode="after")

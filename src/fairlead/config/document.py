@@ -85,6 +85,11 @@ class Config(Section):
             if isinstance(route, SplitRoute)
         }
 
+    @property
+    def believes_gateway(self) -> bool:
+        """Somebody vouches for headers that say how a request waits and where it goes: no client can write them."""
+        return self.admission is not None and self.admission.vouched_by is not None
+
     def tasks_known(self) -> frozenset[str]:
         """Those for which a model has a capability file."""
         return frozenset(task for model in self.pool.models.values() for task in model.tasks)

@@ -18,6 +18,8 @@ from fairlead.api.answer_model import AnswerModel
 from fairlead.api.refusals import HttpAnswer
 from fairlead.core.in_flight import ABORTED_CODE, CLIENT_ERROR, InFlight
 from fairlead.core.observation import Observation
+from fairlead.core.policy import Ended
+from fairlead.edge.grpc.reading import Part
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
 from fairlead.extproc.observed import ObservedAnswer
@@ -65,7 +67,7 @@ class Exchange:
         self.send = send
         self.started_s = services.clock_s()
         self.headers: h.Headers = {}
-        self.body: list[bytes] = []
+        self.body: list[Part] = []
 
     def read_modes(self, message: ProcessingRequest) -> BodySendMode:
         """The send mode of the request's body; the first message carries the modes."""
@@ -99,24 +101,22 @@ class Exchange:
         outcome = in_flight.ended(now_s, self.seen)
         if outcome is None:
             return
-        decision = in_flight.decision
         self.in_flight = None
         self._settle_charge(outcome.code)
-        services.recorder.ended(self.route, decision.model, address, now_s - self.started_s, outcome, self.request_id)
-        parent = self.headers.get(names.TRACEPARENT, b"")
-        services.tracer.ended(
+        ended = Ended(
             in_flight.request,
-            decision,
+            in_flight.decision,
             outcome,
             address,
             self.request_id,
-            parent,
             self.started_s,
             now_s,
             self.waited_ms,
         )
+        services.recorder.ended(self.route, ended)
+        services.tracer.ended(ended, self.headers.get(names.TRACEPARENT, b""))
         if self.pick is not None:
-            services.log.add(in_flight.request, decision, outcome, address, self.request_id, self.waited_ms)
+            services.log.add(ended)
 
     def withdraw(self) -> None:
         """Nothing of it is left behind, unless it has ended already."""

@@ -106,7 +106,7 @@ class _ProcessCall:
             if isinstance(reply, bytes):
                 self._call.send(reply)
             else:
-                self._call.send(*reply)
+                self._call.send(reply.head, reply.body.pieces)
 
     def _reply_later(self, later: asyncio.Future[Iterable[Reply]]) -> None:
         if later.cancelled():

@@ -10,7 +10,7 @@ from fairlead.api import refusals
 from fairlead.api.refusals import HttpAnswer
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.pick import Pick, Prepared, Refused
-from fairlead.extproc.routed import place_counted, routed
+from fairlead.extproc.routed import begun, place_counted
 from fairlead.extproc.services import Services
 from fairlead.extproc.waiting_room import Terms
 
@@ -31,10 +31,12 @@ def must_wait(exchange: Exchange, prepared: Prepared) -> Terms | None:
     return None if services.admission.passes(lane, terms.level, services.clock_s(), prepared.facts) else terms
 
 
-def join_queue(exchange: Exchange, prepared: Prepared, terms: Terms, *, end_of_stream: bool) -> asyncio.Future[Replies]:
-    """Its replies, once it has an endpoint or is refused."""
+def join_queue(
+    exchange: Exchange, prepared: Prepared, terms: Terms, *, end_of_stream: bool
+) -> asyncio.Future[Replies | Pick]:
+    """What `begun` gives, once it has an endpoint or is refused."""
     services, body = exchange.services, prepared.request.body
-    decided: asyncio.Future[Replies] = services.waiting.future()
+    decided: asyncio.Future[Replies | Pick] = services.waiting.future()
     now_s = services.clock_s()
 
     def decide(verdict: Verdict) -> float:
@@ -49,7 +51,7 @@ def join_queue(exchange: Exchange, prepared: Prepared, terms: Terms, *, end_of_s
                 picked = Refused(refusals.unreadable())
         else:
             picked = Refused(_refusal(services, verdict, waiting), prepared.asked.route)
-        decided.set_result(routed(exchange, picked, body, end_of_stream=end_of_stream))
+        decided.set_result(begun(exchange, picked, body, end_of_stream=end_of_stream))
         return exchange.engine_ms if isinstance(picked, Pick) else 0.0
 
     lane, facts = _lane(exchange, prepared), prepared.facts

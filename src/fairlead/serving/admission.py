@@ -105,7 +105,7 @@ def naming_of(config: Config, objectives: Objectives | None = None) -> Naming:
         return Naming(tenant_headers=tenant)
     own_levels = {name: priority.level for name, priority in admission.priorities.items()}
     levels = dict(objectives or {}) | own_levels
-    vouched = admission.vouched_by is not None
+    vouched = config.believes_gateway
     own: tuple[bytes, ...] = () if admission.header is None else (admission.header.lower().encode(),)
     return Naming(
         levels={name.encode(): level for name, level in levels.items()},
