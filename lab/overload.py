@@ -23,8 +23,9 @@ from fairlead.tools.bench.markdown import table
 from fairlead.tools.demo.traffic import client_of
 from lab import command, words
 from lab.__main__ import NAMES
-from lab.engines import Extra, LabEngines
+from lab.engines import LabEngines
 from lab.pool import known, running_front
+from lab.servers import Extra
 from lab.streamed import Took, streamed
 
 FLOOD: Final = 48  # requests of the batch tenant, open all the time
