@@ -17,7 +17,7 @@ from fairlead.discovery.kubernetes.api import Api
 from fairlead.discovery.kubernetes.objects import Pod
 from fairlead.discovery.kubernetes.reflector import Reflector
 
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 Json = dict[str, Any]
 
 

@@ -204,6 +204,6 @@ async def test_the_file_is_read_again_when_it_changes_and_when_it_is_asked_for(f
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)
