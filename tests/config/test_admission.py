@@ -19,7 +19,7 @@ PRIORITIES = "{chat: {level: 10}, batch: {level: -1, max_wait_s: 200, max_reques
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ("{routes: {m: chat}}", 'admission.routes.m: no priority is called "chat"; known are: none'),
+        ("{routes: {m: chat}}", 'admission.routes.m: no priority is called "chat"; known names: none'),
         ("{default: chat, priorities: {batch: {level: 1}}}", 'admission.default: no priority is called "chat"'),
         ("{priorities: {a: {level: 1}, b: {level: 1}}}", 'admission.priorities.b.level: is also the level of "a"'),
         ("{priorities: {a: {level: 1, share: 0.5}, b: {level: 0}}}", "admission.priorities.a.share: is less than 1"),
@@ -27,6 +27,7 @@ PRIORITIES = "{chat: {level: 10}, batch: {level: -1, max_wait_s: 200, max_reques
         ("{max_wait_s: 600}", "admission.max_wait_s: must be 240 or less"),
         ("{priorities: {a: {level: 1}}, routes: {n: a}}", 'admission.routes.n: "n" is no route and no served model'),
         ("{slo: {n: {ttft_ms: 5}}}", 'admission.slo.n: "n" is no route and no served model'),
+        ("{evict: lower}\nlisten: {server: grpcio}", "admission.evict: only the native server can end an answer"),
         ("{slo: {m: {}}}", "admission.slo.m: wants nothing; write ttft_ms, tpot_ms or both"),
         ("{header: 'x y', vouched_by: us}", "admission.header: "),
     ],

@@ -18,7 +18,7 @@ USUAL: dict[str, Any] = {
     "bucket": "4K", "estimated_tokens": 1000, "prompt_tokens": 1000, "blocks": [[0, 2]], "block_tokens": 500.0,
     "model": "small", "endpoint": "10.0.0.1:1", "decision": "cost", "migration": None, "considered": 2,
     "expected_tokens": 0, "queued_tokens": 0, "rtt_ms": 1.0, "cost_ms": 100.0, "success_probability": 1.0,
-    "code": 200, "total_ms": 1000.0, "waited_ms": 0.0,
+    "code": 200, "evicted": False, "total_ms": 1000.0, "waited_ms": 0.0,
     "first_token_ms": None, "cached_tokens": None, "output_tokens": None, "question": None, "last": None,
 }  # fmt: skip
 

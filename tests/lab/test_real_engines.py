@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,9 +30,11 @@ from fairlead.tools.demo.traffic import ROUTE
 from lab import words
 from lab.engines import LabEngine, LabEngines
 from lab.pool import body_of, forget_prompts, known, running_front
-from lab.servers import BLOCK_TOKENS, MAX_MODEL_LEN, TOPIC
+from lab.servers import BLOCK_TOKENS, MAX_MODEL_LEN, TOPIC, Extra
+from tests.lab.adapters import RANK, write_adapter
 
 ENGLISH, CHINESE = "heron", "stork"  # the models, by the script that most of their training was in
+ADAPTERS = ("legal", "medical")  # of the second, which has one slot for them
 WITHIN_S = 120.0
 # Measured round trips between processes of one busy machine say nothing of the engines.
 EQUALLY_FAR = {"name": "fairlead", "rtt_weight": 0}
@@ -64,8 +67,11 @@ class Lab:
 async def lab() -> AsyncIterator[Lab]:
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:  # short: the path of a Unix socket is
         folder = Path(name)
+        adapters = [f"{name}={write_adapter(folder / name, CHINESE, seed)}" for seed, name in enumerate(ADAPTERS)]
+        lora = ("--enable-lora", "--max-loras", "1", "--max-lora-rank", str(RANK), "--lora-modules", *adapters)
+        extra = Extra((), {}), Extra(lora, {})
         async with (
-            LabEngines((ENGLISH, CHINESE), folder) as engines,
+            LabEngines((ENGLISH, CHINESE), folder, extra.__getitem__) as engines,
             running_front(engines, known(folder), "fairlead", folder, policy=EQUALLY_FAR) as front,
             httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=WITHIN_S) as client,
             httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=WITHIN_S) as admin,
@@ -123,6 +129,31 @@ async def test_the_second_turn_of_a_session_finds_its_prompt_in_the_cache(lab: L
     assert cached_tokens == first["prompt_tokens"] // BLOCK_TOKENS * BLOCK_TOKENS
     decisions = (await lab.admin.get("/debug/decisions", params={"limit": 1})).json()["decisions"]
     assert decisions[0]["cached_tokens"] == pytest.approx(cached_tokens, rel=0.2)
+
+
+async def test_two_adapters_of_a_real_engine_take_turns_in_its_one_slot(lab: Lab) -> None:
+    async def are_listed() -> bool:
+        return set((await lab.seen(CHINESE))["adapters"]) == set(ADAPTERS)
+
+    async def is_loaded(name: str) -> bool:
+        seen = await lab.seen(CHINESE)
+        return (seen["adapter_slots"], seen["adapters_loaded"]) == (1, [name])
+
+    await until(are_listed)
+    legal, medical = ADAPTERS
+    answers, needed = [], []
+    for name in (legal, legal, medical, legal):
+        body = {"model": name, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}
+        response = await lab.client.post("/v1/chat/completions", json=body)
+        assert (response.status_code, response.headers["x-fairlead-endpoint"]) == (200, lab.engine(CHINESE).address)
+        answer = response.json()
+        assert answer["model"] == name
+        answers.append(answer["choices"][0]["message"]["content"])
+        (decision,) = (await lab.admin.get("/debug/decisions", params={"limit": 1})).json()["decisions"]
+        needed.append(decision["best"][0]["terms"]["adapter_ms"] > 0)
+        await until(partial(is_loaded, name))
+    assert needed == [True, False, True, True]
+    assert answers[0] == answers[1] == answers[3] != answers[2]
 
 
 async def test_the_metrics_page_of_a_real_engine_is_read_in_full(lab: Lab) -> None:

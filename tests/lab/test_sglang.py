@@ -29,9 +29,9 @@ from fairlead.tools.demo.front import Front
 from fairlead.tools.demo.learning import Learnt
 from fairlead.tools.simulate.server import EngineOptions, RunningEngine, running_engine
 from lab import words
-from lab.engines import Extra, LabEngine, LabEngines
+from lab.engines import LabEngine, LabEngines
 from lab.pool import START_MS_PER_TOKEN, body_of, forget_prompts
-from lab.servers import MAX_MODEL_LEN, PAGE_TOKENS
+from lab.servers import CAPACITY_TOKENS, MAX_MODEL_LEN, PAGE_TOKENS, Extra
 
 MODEL = "wren"
 MOST_QUEUED = 1
@@ -89,7 +89,7 @@ async def world() -> AsyncIterator[World]:
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:
         folder = Path(name)
         async with (
-            LabEngines((f"sglang:{MODEL}",), folder, short_queue) as engines,
+            LabEngines((f"sglang:{MODEL}",), folder, short_queue, quiet=True) as engines,
             running_engine(EngineOptions(model=MODEL)) as spare,
         ):
             real, simulated = await discover([engines.running[0].address, spare.address])
@@ -159,7 +159,9 @@ async def test_the_second_turn_of_a_session_finds_its_prompt_in_the_cache(world:
     assert decisions[0]["cached_tokens"] == pytest.approx(cached_tokens, rel=0.3)
 
 
-async def test_blocks_are_followed_with_replay_until_the_cache_is_flushed(world: World) -> None:
+@asynccontextmanager
+async def followed(world: World) -> AsyncIterator[PreciseIndex]:
+    """What the real server holds, by its KV events; every one of them was read."""
     engine, precise = world.engine, PreciseIndex()
     source = KvEventSource(engine.address, engine.events, engine.replay)
     feed = KvEventFeed(source, precise, PrefixIndex(), time.monotonic)
@@ -172,23 +174,88 @@ async def test_blocks_are_followed_with_replay_until_the_cache_is_flushed(world:
             return feed.counts.replayed > 0
 
         await until(hears)
+        yield precise
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+    assert (feed.counts.unreadable, feed.counts.skipped_events, feed.counts.lost) == (0, 0, 0)
+
+
+async def generate(world: World, tokens: list[int], **more: str) -> None:
+    body = {"input_ids": tokens, "sampling_params": {"max_new_tokens": 2, "temperature": 0}} | more
+    (await world.direct.post("/generate", json=body)).raise_for_status()
+
+
+async def test_blocks_are_followed_with_replay_until_the_cache_is_flushed(world: World) -> None:
+    async with followed(world) as precise:
         tokens = [7 + n % 90 for n in range(20 * PAGE_TOKENS + 3)]
-        await world.direct.post("/generate", json={"input_ids": tokens, "sampling_params": {"max_new_tokens": 2}})
+        await generate(world, tokens)
 
         async def is_held() -> bool:
-            return precise.match(tokens, engine.address) == 20 * PAGE_TOKENS
+            return precise.match(tokens, world.engine.address) == 20 * PAGE_TOKENS
 
         await until(is_held)
         await forget_prompts(world.engines)
 
         async def is_gone() -> bool:
-            return precise.match(tokens, engine.address) == 0
+            return precise.match(tokens, world.engine.address) == 0
 
         await until(is_gone)
-    finally:
-        following.cancel()
-        await asyncio.wait([following])
-    assert (feed.counts.unreadable, feed.counts.skipped_events, feed.counts.lost) == (0, 0, 0)
+
+
+async def test_what_the_server_evicts_is_no_longer_held(world: World) -> None:
+    async with followed(world) as precise:
+        prompts = [[7 + (n * (1 + k)) % 89 for n in range(MAX_MODEL_LEN - 64)] for k in range(12)]
+        assert sum(map(len, prompts)) > CAPACITY_TOKENS
+        await generate(world, prompts[0])
+
+        async def is_held() -> bool:
+            return precise.match(prompts[0], world.engine.address) > MAX_MODEL_LEN // 2
+
+        await until(is_held)
+        for prompt in prompts[1:]:
+            await generate(world, prompt)
+
+        async def is_gone() -> bool:
+            held = [precise.match(prompt, world.engine.address) for prompt in (prompts[0], prompts[-1])]
+            return held[0] < MAX_MODEL_LEN // 2 < held[1]
+
+        await until(is_gone)
+        assert precise.blocks()[world.engine.address] * PAGE_TOKENS <= CAPACITY_TOKENS
+
+
+async def test_a_block_with_a_cache_salt_matches_no_plain_prompt(world: World) -> None:
+    async with followed(world) as precise:
+        salted, plain = [[start + n % 50 for n in range(4 * PAGE_TOKENS)] for start in (100, 200)]
+        await generate(world, salted, cache_salt="tenant")
+        await generate(world, plain)
+
+        async def is_held() -> bool:  # events come in order: by then the salted blocks have come
+            return precise.match(plain, world.engine.address) == len(plain)
+
+        await until(is_held)
+        assert precise.match(salted, world.engine.address) == 0
+
+
+async def test_a_cached_prompt_of_anthropics_api_counts_as_long_as_it_is(world: World) -> None:
+    await world.alone()
+    question = words.question(Random(6), "en", 512)
+    usage = (await world.client.post(CHAT, json=body_of(question, MODEL))).json()["usage"]
+    body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": question.prompt}]}
+    answer = await world.client.post("/v1/messages", json=body, headers={"x-request-id": "anthropic"})
+    assert answer.json()["usage"]["input_tokens"] < usage["prompt_tokens"] // 2  # without what was cached
+
+    async def counted() -> dict[str, Any]:
+        events = (await world.admin.get("/debug/requests/anthropic")).json()["events"]
+        return next((event for event in events if event["event"] == "ended"), {})
+
+    async def is_counted() -> bool:
+        return bool(await counted())
+
+    await until(is_counted)
+    seen = await counted()
+    assert seen["prompt_tokens"] == usage["prompt_tokens"]
+    assert seen["cached_tokens"] > usage["prompt_tokens"] // 2
 
 
 async def test_streams_that_a_full_queue_refuses_count_as_503_and_the_server_stays_in_the_pool(world: World) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from fairlead.gateway import Mode
+from fairlead.tools.decisions import read_decisions
 from fairlead.tools.simulate.parameters import EngineParameters
 from fairlead.tools.simulate.server import EngineOptions
 from tests.stack.conftest import Answer, Stack, Start
@@ -190,3 +193,57 @@ async def test_a_reload_keeps_what_waits(stack: Start) -> None:
     release(pool)
     assert {answer.status for answer in await asyncio.gather(*tasks)} == {200}
     assert await pool.metric("fairlead_waited_requests_total", outcome="go") > 10
+
+
+@pytest.mark.parametrize("mode", ["buffered", "full_duplex"])
+async def test_with_evict_lower_a_batch_answer_is_cut_off_for_chat_and_the_engine_is_told(
+    stack: Start, mode: Mode, tmp_path: Path
+) -> None:
+    """What Envoy does with it: the client has had status 200 and a part, and then the connection ends too early."""
+    parameters = EngineParameters(prefill_ms_per_token=0.1, max_num_seqs=1, decode_ms_per_step=20.0)
+    one_at_a_time = EngineOptions(model="small", parameters=parameters)
+    log = {"path": str(tmp_path / "decisions"), "sample": 1.0}
+    pool = await stack(one_at_a_time, mode=mode, admission=ADMISSION | {"evict": "lower"}, decisions=log)
+    batch = [asyncio.create_task(streamed(pool, 1500, x_priority="batch")) for _ in range(8)]  # half a minute each
+
+    async def knows_its_limit() -> bool:
+        return await pool.metric("fairlead_endpoint_running_limit") > 0
+
+    await pool.until(knows_its_limit, "the engine's limit is known")
+    chat = await pool.chat("hello", model="small", headers={"x-priority": "chat"})
+    assert chat.status == 200
+    evicted = await pool.metric("fairlead_waited_requests_total", outcome="evicted", priority="batch")
+    assert evicted >= 1
+    cut = 0
+    while cut < evicted:
+        done, _ = await asyncio.wait(batch, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        assert done, "an answer that was cut off has ended"
+        for task in done:
+            batch.remove(task)
+            status, body, is_whole = task.result()
+            assert status == 200
+            assert is_whole == (b"[DONE]" in body)
+            cut += not is_whole
+    for task in batch:
+        task.cancel()
+    await asyncio.gather(*batch, return_exceptions=True)
+    await pool.until(lambda: is_clean(pool), "nothing waits and nothing is in flight")
+    assert await pool.metric("fairlead_requests_total", code="429") == evicted
+    assert await pool.metric("fairlead_failures_total") == 0
+    assert await asyncio.to_thread(pool.stop_sidecar) == 0
+    assert read_decisions(tmp_path / "decisions")["evicted"].sum() == evicted
+
+
+async def streamed(pool: Stack, tokens: int, **headers: str) -> tuple[int, bytes, bool]:
+    """Status, what came of the answer, and whether it came to its end."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    message = {"role": "user", "content": "hello"}
+    body = {"model": "small", "stream": True, "messages": [message], "max_tokens": tokens, "ignore_eos": True}
+    got = b""
+    async with pool.client.post(f"{pool.url}/v1/chat/completions", json=body, headers=named) as response:
+        try:
+            async for part in response.content.iter_any():
+                got += part
+        except aiohttp.ClientPayloadError:
+            return response.status, got, False
+    return response.status, got, True

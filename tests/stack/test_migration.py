@@ -323,7 +323,7 @@ async def test_wrong_arguments_of_migrate_are_reported_in_a_sentence(stack: Star
     for words, sentence in (
         (("s",), "write SESSION --to HOST:PORT"),
         (("nobody", "--to", pool.engines[0].address), "knows no such session"),
-        (("--drain", "127.0.0.1:1"), "is no endpoint of the pool"),
+        (("--drain", "127.0.0.1:1"), "is not an endpoint of the pool"),
         (("--drain", "here"), "has no port"),
     ):
         code, output = await migrate(pool, *words)

@@ -79,6 +79,13 @@ def rate_limited(unit: str, limit: float, retry_after_s: int, headers: tuple[tup
     return msgspec.structs.replace(answer, dropped=b"rejected-rate-limited", headers=headers)
 
 
+def evicted() -> HttpAnswer:
+    """Its answer was cut off; where its status is out already, Envoy has no use for this but to know that it ends."""
+    message = "The answer was ended for a request of a higher priority; try again shortly"
+    answer = _error(429, "evicted", message, kind="rate_limit_error", retry_after_s=1)
+    return msgspec.structs.replace(answer, dropped=b"evicted-priority")
+
+
 def shutting_down() -> HttpAnswer:
     message = "This gateway is shutting down; try again shortly"
     answer = _error(503, "shutting_down", message, kind="service_unavailable_error", retry_after_s=1)

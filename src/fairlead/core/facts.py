@@ -55,6 +55,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     last_turn: Turn | None = None  # the conversation before its last answer, and that answer
     task: str = ""  # see `core.task_rules`
     slo: Slo | None = None
+    may_split: bool = False  # one endpoint can compute its prompt and another decode: see `core.prefill_decode`
     adapter: str = ""  # the model is one, and this is its name; its base model's slots are few
 
     def tokens_in(self, blocks: int) -> int:

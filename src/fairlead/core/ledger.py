@@ -83,6 +83,15 @@ class Ticket:
         endpoint.prefilled_tokens += pending
         self._load = Load(1, load.inflight_prompt_tokens, 0, 1)
 
+    def recomputes(self, uncached_tokens: int) -> None:
+        """So much of the prompt is computed at the endpoint after all, which was to get its KV from another."""
+        endpoint, load = self.endpoint, self._load
+        if endpoint is None or load.decoding_requests:
+            return
+        endpoint.take(Load(0, 0, uncached_tokens - load.pending_prefill_tokens))
+        self._uncached_tokens = uncached_tokens
+        self._load = Load(1, load.inflight_prompt_tokens, uncached_tokens)
+
     def release(self, *, served: bool = False) -> None:
         """The request ended, whichever way; `served` if the engine answered it."""
         if self.endpoint is not None:

@@ -13,6 +13,7 @@ from fairlead.core.candidates import Candidate, Standing
 from fairlead.core.cost import CostTerms, Prices
 from fairlead.core.facts import RequestFacts
 from fairlead.core.moves import Move, Stay
+from fairlead.core.prefill_decode import PrefillChoice
 
 Why = Literal["cost", "affinity", "migration", "fallback"]
 
@@ -94,6 +95,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     migration: Move | Stay | None = None  # of the request's session; None: there was no reason to move
     cached_blocks: int = 0  # of the prompt's chain, at the chosen endpoint
     credit: Credit | None = None
+    prefill: PrefillChoice | None = None  # where its prompt is computed; None: nothing to choose from
     adapter: AdapterNeed | None = None  # at the chosen endpoint
     strayed: bool = False  # it went to where its own context is, though its session has moved elsewhere
 
@@ -118,6 +120,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int | None = None  # these three as the engine reports them, of the same answers
     cached_tokens: int | None = None
     completion_tokens: int | None = None
+    evicted: bool = False  # ended by Fairlead for a higher priority, after its status was out
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):

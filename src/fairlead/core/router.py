@@ -16,6 +16,7 @@ from fairlead.core.adapter_slots import AdapterNeed, adapter_needs
 from fairlead.core.candidates import NO_NEEDS, Candidate, candidates, fitting
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
+from fairlead.core.hop import Hop
 from fairlead.core.in_flight import InFlight
 from fairlead.core.ledger import Ticket
 from fairlead.core.migration import NOTHING_IS_HOT, Rules
@@ -23,12 +24,14 @@ from fairlead.core.moves import Move
 from fairlead.core.placement import Placement
 from fairlead.core.policy import Decision, Outcome, Policy, Priced, Ranked, Ranking, Refusal, Tuner, Why
 from fairlead.core.pool import Pool
+from fairlead.core.prefill_decode import PrefillChoice, alone, cheapest_split, may_pay, prefillers
 from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.price_table import PriceTable
 from fairlead.core.ranking import first_in_order, least_first
 from fairlead.core.sessions import SessionTable
 from fairlead.core.slo import meeting
 
+_UNRANKED: Final = Ranking(())
 SHOWN_CANDIDATES: Final = 8  # of a decision, in the log; a decision over 1,000 endpoints must not keep 1,000 costs
 
 
@@ -83,6 +86,9 @@ class Router(Placement):
         chosen = self.pool.by_address[decision.addresses[0]]
         chosen.last_chosen = decision.number
         uncached = request.tokens - decision.cached_tokens
+        if decision.prefill is not None and decision.prefill.is_split:
+            hop = Hop(self, request, decision.prefill, now_s)
+            return InFlight(self, self.feedback, request, decision, Ticket(chosen, request.tokens, 0), hop)
         if decision.adapter is not None:  # whoever comes next waits for the load as for a prefill
             uncached += decision.adapter.load_tokens
         ticket = Ticket(chosen, request.tokens, uncached, request.adapter)
@@ -140,6 +146,14 @@ class Router(Placement):
                 best = tuple(sorted(best, key=lambda r: r.candidate.address != to))
                 first = ranked[0].candidate
                 cached = migration.tokens if migration.how == "pull" else first.cached_tokens
+        prefill: PrefillChoice | None = None
+        if self.pool.prefilling and request.may_split and migration is None:
+            known = cached_tokens, held
+            prefill, by_split = self._prefill(request, table, endpoints, first, known, subset, target, now_s)
+            if prefill is not None and prefill.is_split:
+                ranked, why = by_split
+                first = ranked[0].candidate
+                cached = min(cached_tokens.get(first.address, 0), request.tokens)
         addresses = [first.address]
         for r in ranked[1:]:
             if len(addresses) > self.fallbacks:
@@ -165,9 +179,47 @@ class Router(Placement):
             migration=migration,
             cached_blocks=held.get(first.address, 0),
             credit=credits.get(first.address),
+            prefill=prefill,
             adapter=first.adapter,
             strayed=target != bound and first.is_affine,
         )
+
+    def _prefill(
+        self,
+        request: RequestFacts,
+        table: PriceTable | None,
+        endpoints: Sequence[Endpoint],
+        first: Candidate,
+        known: tuple[Mapping[str, int], Mapping[str, int]],
+        subset: Collection[str] | None,
+        target: str | None,
+        now_s: float,
+    ) -> tuple[PrefillChoice | None, Ranking]:
+        """Both ways for a request that goes to `first` if it is alone; and who decodes it otherwise, best first.
+
+        Who decodes is ranked by the policy as if each had the whole prompt: so it finds it when it begins. `known` are
+        the tokens and the blocks of the prompt that are cached, by address.
+        """
+        cached_tokens, held = known
+        among = self.pool.prefilling.get(first.model, ())
+        if not among or not may_pay(first):
+            return None, _UNRANKED
+        name = request.model if request.model in self.pool.names else first.model
+        able = prefillers(among, name, subset, self.planner.draining)
+        for endpoint in able:
+            endpoint.prefills.settle(now_s)
+        self.forget_restarted(able)
+        alike = [e for e in endpoints if e.model == first.model]
+        whole = dict.fromkeys([e.address for e in alike], request.tokens)
+        ranking, _ = self._rank(request, table, alike, whole, target, NO_NEEDS)
+        at = ranking.order[0].candidate
+        decoder = self.pool.by_address[at.address]
+        ms_per_token = self.transfers.ms_per_token(decoder)
+        split = cheapest_split(at, decoder, able, request.tokens, cached_tokens, ms_per_token)
+        if split is None:
+            return None, _UNRANKED
+        cached = min(cached_tokens.get(split.prefiller, 0), request.tokens)
+        return PrefillChoice(alone(first), split, cached, held.get(split.prefiller, 0)), ranking
 
     def _held(
         self, request: RequestFacts, others: Sequence[Sequence[int]], now_s: float

@@ -36,8 +36,14 @@ def expected_first_token_ms(at: Candidate) -> float:
 
 
 def expected_pace_ms(at: Candidate) -> float:
-    """Between two tokens, beside those that decode there; prefills that come later slow it, and are not known."""
+    """Between two tokens, alongside those that decode there; prefills that come later slow it, and are not known."""
     return at.decode_ms_per_token * (1 + at.batch_slowdown * at.decoding_requests)
+
+
+def pace_ms(endpoint: Endpoint) -> float:
+    """As `expected_pace_ms`, of an endpoint."""
+    speed = endpoint._speed
+    return speed.decode_ms_per_token * (1 + speed.batch_slowdown * endpoint._load.decoding_requests)
 
 
 def meeting(
@@ -52,14 +58,13 @@ def meeting(
     late_ms = inf
     for endpoint in endpoints:
         speed, load = endpoint._speed, endpoint._load
-        decoding = load.decoding_requests
-        pace_ms = speed.decode_ms_per_token * (1 + speed.batch_slowdown * decoding)
+        decoding, step_ms = load.decoding_requests, pace_ms(endpoint)
         uncached = max(0, request.tokens - cached_tokens.get(endpoint.address, 0))
         prefill_ms = speed.prefill_ms_per_token * (load.pending_prefill_tokens + uncached)
-        first_ms = _first_token_ms(endpoint._rtt_ms, prefill_ms, pace_ms if decoding else 0.0)
+        first_ms = _first_token_ms(endpoint._rtt_ms, prefill_ms, step_ms if decoding else 0.0)
         if needs and (need := needs.get(endpoint.address)) is not None:
             first_ms += adapter_ms(need, speed.prefill_ms_per_token)
-        if first_ms <= slo.ttft_ms and pace_ms <= slo.tpot_ms:
+        if first_ms <= slo.ttft_ms and step_ms <= slo.tpot_ms:
             met.append(endpoint)
         late_ms = min(late_ms, max(0.0, first_ms - slo.ttft_ms))
     return Met(met, 0.0 if late_ms == inf else late_ms)

@@ -39,6 +39,7 @@ COLUMNS: Final = {
     "cost_ms": "float32",  # cost of the chosen endpoint; null: the policy's score is not in milliseconds
     "success_probability": "float32",  # null in the same case
     "code": "int16",  # HTTP status; 499: the client left first
+    "evicted": "boolean",  # ended for a request of a higher priority; its code is 429, the client had 200
     "total_ms": "float64",  # from the decision to the end
     "waited_ms": "float64",  # before the decision, in the admission queue; 0: it began at once
     "first_token_ms": "float64",  # this and the next two: null unless the answer was observed in full
@@ -92,6 +93,7 @@ class Anonymous:
             None if terms is None else terms.total_ms(),
             None if terms is None else terms.success_probability,
             outcome.code,
+            outcome.evicted,
             outcome.total_ms,
             ended.waited_ms,
             outcome.first_token_ms,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-KvConnector = Literal["mooncake", "nixl", "shared"]
+KvConnector = Literal["mooncake", "nixl", "shared", "proxy"]  # proxy: the engine's own asks who computes the prompt
 
 # What a metric means. Gauges, of which the greatest of a rank counts: running and waiting requests, kv_usage (0 to 1),
 # capacity of the KV cache and block in tokens. Counters, which are summed: prompt tokens that were looked up in the

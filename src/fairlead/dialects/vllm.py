@@ -36,6 +36,6 @@ DIALECT = Dialect(
         "kv_events": '--kv-events-config \'{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557",'
         '"replay_endpoint":"tcp://*:5558"}\'',
     },
-    kv_connectors=frozenset({"mooncake", "nixl", "shared"}),
+    kv_connectors=frozenset({"mooncake", "nixl", "shared", "proxy"}),
     transfers_safely=transfers_safely,
 )

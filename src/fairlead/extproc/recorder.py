@@ -20,6 +20,7 @@ from fairlead.core.lengths import BUCKETS
 from fairlead.core.moves import describe_move
 from fairlead.core.observation import Observation
 from fairlead.core.policy import Decision, Ended, Outcome, Policy, Ranked
+from fairlead.core.prefill_decode import PrefillChoice
 
 KEPT_DECISIONS: Final = 1000
 MOST_SERIES: Final = 8192  # of requests; names that come later are counted together, under none
@@ -50,6 +51,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, gc=False):
     considered: int
     best: tuple[Ranked, ...]
     policy: Policy
+    prefill: PrefillChoice | None  # where its prompt is computed; None: there was nothing to choose from
     migration: str  # of its session: how and where to, or why it stays on a hot endpoint; empty: no reason to move
 
 
@@ -252,5 +254,6 @@ def _record(decided: _Decided) -> DecisionRecord:
         considered=decision.considered,
         best=decision.best,
         policy=decision.policy,
+        prefill=decision.prefill,
         migration=describe_move(decision.migration),
     )

@@ -66,6 +66,7 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
             exchange.observed = ObservedAnswer(picked, content_type, services.budget)
             observes = not exchange.response_duplex
         if not in_one_piece:
+            exchange.may_be_evicted()
             exchange.may_be_refusal = True
             observes = not exchange.response_duplex and (observes or _may_refuse_in_stream(services, address))
         if picked.renamed and picked.entry is None and _sees_answers(exchange):

@@ -26,6 +26,7 @@ from fairlead.discovery import Discovery
 from fairlead.edge.statistics import EdgeStatistics
 from fairlead.engines.kv_following import KvFollowing
 from fairlead.engines.observer import Observers
+from fairlead.engines.remote_prefill import RemotePrefills
 from fairlead.extproc.body_reader import BodyReader
 from fairlead.extproc.cascade import RequestCascades
 from fairlead.extproc.held_bytes import HeldBytes
@@ -54,6 +55,7 @@ class Services:
     cascades: RequestCascades
     observers: Observers
     kv_following: KvFollowing
+    prefills: RemotePrefills = field(default_factory=RemotePrefills)
     store: Store = field(default_factory=NoStore)
     log: DecisionLog | NoLog = field(default_factory=NoLog)
     tracer: Tracer | NoTracer = field(default_factory=NoTracer)

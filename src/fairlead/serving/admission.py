@@ -44,7 +44,8 @@ def rules_of(admission: Admission | None, objectives: Objectives | None = None) 
             longest_wait_s=admission.max_wait_s,
         )
     limits = Limits(requests=admission.max_requests, bytes=admission.max_bytes)
-    return Rules(QueueRules(limits=limits, bands=bands, aging_s=admission.aging_s), admission.begin_within_ms)
+    queue = QueueRules(limits=limits, bands=bands, aging_s=admission.aging_s)
+    return Rules(queue, admission.begin_within_ms, evicts_lower=admission.evict == "lower")
 
 
 def rate_rules_of(limits: RateLimits | None) -> RateRules | None:

@@ -182,7 +182,11 @@ class InForce:
         services.pool_is_known |= self._membership.is_known and config.discovery.is_used
         if services.pool_is_known:
             self.known.set()
-            services.envoys.publish(Host(e.address, e.model, DRAINING in e.health.withheld) for e in pool.endpoints)
+            services.envoys.publish(
+                Host(e.address, e.model, DRAINING in e.health.withheld)
+                for e in pool.endpoints
+                if e.spec.role != "prefill"
+            )
         withhold_unconfirmed(services)
         found = services.discovery.rules()
         objectives = bounded(found.priorities)
@@ -193,14 +197,15 @@ class InForce:
         rules = rules_of(config.admission, objectives)
         services.waiting.use(rules, naming_of(config, objectives), longest_wait_s(rules))
         services.rates.use(rate_rules_of(config.rate_limits), services.clock_s())
-        services.mover.bootstraps = _bootstraps(config, pool)
+        services.mover.bootstraps = services.prefills.bootstraps = _bootstraps(config, pool)
         services.learner.forget_all_but(pool.endpoints)
         services.learner.apply(pool.endpoints)
         services.budget.forget_all_but(pool.by_address)
         if gone:
             services.recorder.forget_all_but(pool.by_address)
+            router.answered.forget(gone)
         for address in gone:
-            router.index.forget(address)
+            router.index.remove(address)
             router.sessions.forget_endpoint(address)
             router.planner.forget(address)
         for endpoint in pool.endpoints:

@@ -18,8 +18,8 @@ from fairlead.core.policy import Policy
 from fairlead.core.reported import EngineIdentity
 from fairlead.errors import UserError
 from fairlead.tools.replay.attempts import Asked, AttemptRecord
+from fairlead.tools.replay.network import Link
 from fairlead.tools.replay.simulation import Simulation
-from fairlead.tools.replay.split import Link
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World
 

@@ -163,18 +163,21 @@ class Simulation:
                 raise UserError(f'the trace asks for "{facts.model}", which no engine of this world serves')
             self._refused(now_ms, number, place, len(attempted) + 1, asked_ms, sent_ms)
             return None
-        in_flight.sent(facts, now_ms / 1e3)
         endpoint = self._places[in_flight.address]
         half_rtt_ms = self._rtts[endpoint].at(now_ms) / 2
         asked = Asked(
             number, place, len(attempted) + 1, attempted, asked_ms, sent_ms,
             sidecar, in_flight, endpoint, half_rtt_ms, facts.prefix,
         )  # fmt: skip
-        self._send(now_ms, facts, asked)
+        self._launch(now_ms, facts, asked)
         return asked
 
     def _choose(self, router: Router, facts: RequestFacts, now_s: float) -> InFlight | Refusal:
         return router.admit(facts, None, now_s)
+
+    def _launch(self, now_ms: float, facts: RequestFacts, asked: Asked) -> None:
+        asked.in_flight.sent(facts, now_ms / 1e3)
+        self._send(now_ms, facts, asked)
 
     def _send(self, now_ms: float, facts: RequestFacts, asked: Asked) -> None:  # noqa: ARG002
         self.agenda.at(now_ms + asked.half_rtt_ms, self._arrive, asked)

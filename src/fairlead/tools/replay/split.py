@@ -8,25 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from fairlead.core.policy import Policy
 from fairlead.tools.replay.attempts import Asked, AttemptRecord
+from fairlead.tools.replay.network import Link
 from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import EngineSpec, World
 from fairlead.tools.simulate.engine import Engine
-
-
-class Link(msgspec.Struct, frozen=True):
-    """How KV travels between two engines."""
-
-    setup_ms: float = 20.0
-    bytes_per_token: float = 98_304.0  # of Qwen3-Coder-30B: EAR gives 3.3 GB for 33,600 tokens
-    bytes_per_s: float = 10e9
-
-    def takes_ms(self, tokens: int) -> float:
-        return self.setup_ms + tokens * self.bytes_per_token / self.bytes_per_s * 1e3
 
 
 class SplitSimulation(Simulation):
