@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-h2spec test-kubernetes fuzz lint graph bench bench-routing bench-rivals bench-reuse papers release lab ttca lab-moves lab-calibration lab-reuse lab-cascade lab-judgements lab-models lab-lock lock clean
+.PHONY: help install demo test test-h2spec test-kubernetes fuzz lint graph bench bench-routing bench-rivals bench-reuse papers release docs lab ttca lab-moves lab-calibration lab-reuse lab-overload lab-cascade lab-judgements lab-models lab-lock lock clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
@@ -27,7 +27,7 @@ demo: $(INSTALLED) ## Four simulated engines, Envoy and the sidecar; KEEP=1 stay
 	@$(BIN)/fairlead demo $(if $(KEEP),--keep) $(if $(ENGINES),--engines $(ENGINES))
 
 # Rooms of tests/ that start Redis, a browser or vLLM. (Envoy is a package of Python's.)
-SYSTEM_ROOMS := admin lab migration redis stack tools
+SYSTEM_ROOMS := admin docs lab migration redis stack tools
 
 test: $(INSTALLED) ## Lint, types, import contracts and all tests; ROOM=policies: the tests of that room alone.
 ifdef ROOM
@@ -90,6 +90,9 @@ lab-calibration: $(INSTALLED) ## The simulated engine against a real one; writes
 lab-reuse: $(INSTALLED) ## Context reuse in front of real vLLM servers; writes benchmarks/results/lab-reuse/; some five minutes.
 	$(BIN)/python -m lab.reuse
 
+lab-overload: $(INSTALLED) ## Chat beside a flood of batch requests on a real vLLM server; writes benchmarks/results/lab-overload/; five minutes.
+	$(BIN)/python -m lab.overload
+
 lab-cascade: $(INSTALLED) ## A cascade of two real models against each; writes benchmarks/results/lab-cascade/; some minutes.
 	$(BIN)/python -m lab.cascade
 
@@ -112,6 +115,7 @@ lock: ## Write the lock files again from pyproject.toml (needs uv).
 	  --generate-hashes -q -o requirements.lock
 	uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --generate-hashes -q \
 	  -o requirements-dev.lock
+	uv pip compile requirements-docs.txt --universal --python-version 3.11 --generate-hashes -q -o requirements-docs.lock
 
 release: ## Build and check the sdist and the wheel into dist/, twice, byte by byte; publishes nothing.
 	@test -x .release/bin/twine || { $(PYTHON) -m venv .release && .release/bin/pip install --quiet \
@@ -119,5 +123,10 @@ release: ## Build and check the sdist and the wheel into dist/, twice, byte by b
 	  print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'); }
 	@.release/bin/python scripts/release.py
 
+docs: ## The documentation as a site in .docs/site, built strictly: every link and heading that a page names is there.
+	@test -x .docs/bin/mkdocs || { $(PYTHON) -m venv .docs && .docs/bin/pip install --quiet \
+	  --disable-pip-version-check --require-hashes -r requirements-docs.lock; }
+	@.docs/bin/python scripts/site.py
+
 clean: ## Remove the virtual environment and caches.
-	rm -rf $(VENV) .release dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .release .docs dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

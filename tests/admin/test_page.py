@@ -11,6 +11,8 @@ from selenium.webdriver.common.keys import Keys
 
 from fairlead.admission.waiting import Waiting
 from fairlead.core.capability import Capability
+from fairlead.core.facts import RequestFacts
+from fairlead.core.in_flight import InFlight
 from fairlead.core.language import LANGUAGES
 from fairlead.core.lengths import BUCKETS
 from fairlead.core.load import Load
@@ -390,6 +392,26 @@ def test_learned_speeds_say_what_they_are_worth(admin: AdminPort, browser: Brows
     row = browser.text("#speeds tbody tr:first-child")
     for shown in ("small", "adapters: sql-lora", "default", "prefill: no answer yet", "not known apart"):
         assert shown in row
+
+
+def test_the_load_of_an_adapter_is_a_part_of_the_cost_and_its_slots_are_among_the_details(
+    admin: AdminPort, browser: Browser
+) -> None:
+    def decide() -> None:
+        engine = admin.services.router.pool.by_address["10.0.0.1:1"]
+        engine.identified(EngineIdentity("0.32.0", ("small", "sql-lora"), adapters=("sql-lora",)))
+        admin.services.router.pool = admin.services.router.pool.renewed()
+        facts = RequestFacts("sql-lora", 100, 10, "en", 0).of_adapter("sql-lora")
+        in_flight = admin.services.router.admit(facts)
+        assert isinstance(in_flight, InFlight)
+        admin.services.recorder.decided(facts, in_flight.decision, b"adapted", 0.001)
+
+    admin.do(decide)
+    browser.open(admin.url)
+    browser.until_text("#decisions", "sql-lora")
+    assert browser.count("#decisions .bar .adapter") == 1
+    browser.js("document.querySelector('#endpoints .details').click()")
+    browser.until_text("#endpoints", "sql-lora; 1 slot; a load takes 100 ms, not learned yet")
 
 
 def test_sources_say_how_old_their_sets_are_and_what_is_withheld(admin: AdminPort, browser: Browser) -> None:

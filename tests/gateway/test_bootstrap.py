@@ -60,11 +60,32 @@ def test_by_default_envoy_follows_the_pool_that_the_sidecar_knows() -> None:
     document = {"pool": {"endpoints": [{"address": f"vllm-{name}:8000", "model": name} for name in "ab"]}}
     clusters = bootstrap(Config.model_validate(document))["static_resources"]["clusters"]
     followed = {each["name"]: each for each in clusters if each.get("type") == "EDS"}
-    assert set(followed) == {"engines", "model:a", "model:b"}
+    assert set(followed) == {"engines", "followed:model:a", "followed:model:b"}
     for cluster in followed.values():
         assert cluster["ignore_health_on_host_removal"]
         assert cluster["eds_cluster_config"]["eds_config"]["initial_fetch_timeout"] == "1.000s"
         assert "load_assignment" not in cluster
+
+
+def test_engines_that_the_configuration_lists_are_the_last_resort_of_an_envoy_that_follows_the_sidecar() -> None:
+    document = {
+        "pool": {"endpoints": [{"address": f"10.0.0.{n}:8000", "model": name} for n, name in enumerate("ab", 1)]},
+        "routes": {"auto": ["b", "a"]},
+    }
+    clusters = bootstrap(Config.model_validate(document))["static_resources"]["clusters"]
+    found = {
+        each["name"]: each["cluster_type"]["typed_config"]["clusters"] for each in clusters if "cluster_type" in each
+    }
+    assert found == {
+        "model:a": ["followed:model:a", "listed:model:a"],
+        "model:b": ["followed:model:b", "listed:model:b"],
+        "route:auto": ["followed:model:b", "followed:model:a", "listed:model:b", "listed:model:a"],
+        "blind": ["engines", "listed:engines"],
+    }
+    services = {
+        each["name"]: each["eds_cluster_config"]["service_name"] for each in clusters if each.get("type") == "EDS"
+    }
+    assert services == {"engines": "engines", "followed:model:a": "model:a", "followed:model:b": "model:b"}
 
 
 def test_a_pool_that_is_discovered_has_clusters_for_the_models_that_are_known() -> None:

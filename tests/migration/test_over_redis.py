@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.admission.admission import Admission
+from fairlead.admission.rates import RateLimits
 from fairlead.core.facts import RequestFacts
 from fairlead.core.pool import Pool
 from fairlead.redis.store import SharedStore
@@ -40,6 +42,8 @@ class Sharing(World):
             apply=lambda _address, _load: None,
             planner=self.planner,
             index=self.router.index,
+            rates=RateLimits(),
+            admission=Admission(self.router),
             clock_s=time.perf_counter,
         )
         self.store.start()

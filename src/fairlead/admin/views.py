@@ -128,10 +128,14 @@ def _endpoint(services: Services, e: Endpoint, sessions: int, ended: Counter[str
         "model": e.model,
         "region": e.spec.region,
         "engine": e.spec.engine,
+        "role": e.spec.role,
         "version": e.identity.version,
         "max_model_len": e.max_model_len,
         "adapters": e.identity.adapters[:_SHOWN_ADAPTERS],
         "adapter_count": len(e.identity.adapters),
+        "adapter_slots": e.adapters.slots,
+        "adapters_loaded": e.adapters.loaded[-_SHOWN_ADAPTERS:],
+        "adapter_load": _adapter_load(services, e),
         "healthy": e.health.healthy,
         "withheld": sorted(health.withheld),  # why it gets nothing new, however well it is
         "draining": e.address in services.router.planner.draining,
@@ -201,6 +205,18 @@ def _constant(services: Services, e: Endpoint, of: Literal["prefill", "decode"],
         "endpoint_factor": factor,  # to what is usual of the model
         "oldest_sample_s": None if since_s is None else max(0.0, now_s - since_s),
         "learned": learned,
+    }
+
+
+def _adapter_load(services: Services, e: Endpoint) -> Document:
+    """Milliseconds to load an adapter, and out of how many loads."""
+    learner = services.learner
+    model, engine = learner.models.get(e.model), learner.engines.get((e.address, e.model))
+    return {
+        "ms": e.speed.adapter_load_ms,
+        "source": "learned" if model is not None and model.adapter_load_ms.learned else "default",
+        "samples": 0 if model is None else model.adapter_load_ms.samples,  # of the model, on any of its endpoints
+        "endpoint_samples": 0 if engine is None else engine.adapter_load_ms.samples,
     }
 
 

@@ -257,8 +257,7 @@ class Planner:
         if session in self._copied or (how == "copy" and not self._may_copy(source.address, target.address, now_s)):
             return _STAYS["busy"]
         bound = self._sessions.address_of(session) or source.address
-        generations = source.generation, target.generation
-        return Move(session, source.address, target.address, how, held, *generations, bound, known)
+        return Move(session, source.address, target.address, how, held, target.generation, bound, known)
 
     def _is_hot(self, source: Endpoint, endpoints: Sequence[Endpoint], tokens: int) -> bool:
         rules, waiting = self.rules, _waiting_tokens(source, tokens)

@@ -11,6 +11,7 @@ import asyncio
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -40,11 +41,19 @@ class UnansweredError(Exception):
         self.reason: Reason = reason
 
 
-async def ask_once(address: str, path: str, timeout_s: float, most_bytes: int, *, post: bytes | None = None) -> Answer:
+async def ask_once(
+    address: str,
+    path: str,
+    timeout_s: float,
+    most_bytes: int,
+    *,
+    post: bytes | None = None,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> Answer:
     """GET `path`, or POST the JSON `post` to it, on a connection of its own. Raises UnansweredError."""
     connection = Connection(address)
     try:
-        return await connection.ask(path, timeout_s, most_bytes, post=post)
+        return await connection.ask(path, timeout_s, most_bytes, post=post, headers=headers)
     finally:
         connection.close()
 
@@ -90,10 +99,19 @@ class Connection:
         self._head = f" HTTP/1.1\r\nhost: {address}\r\naccept-encoding: identity\r\n".encode()  # no compression
         self._wire: _Wire | None = None
 
-    async def ask(self, path: str, timeout_s: float, most_bytes: int, *, post: bytes | None = None) -> Answer:
+    async def ask(
+        self,
+        path: str,
+        timeout_s: float,
+        most_bytes: int,
+        *,
+        post: bytes | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> Answer:
         """GET `path`, or POST the JSON `post` to it, whatever the status. Raises UnansweredError.
 
         Cancelling a question closes the connection. A body is posted on a new connection, so it is never sent twice.
+        A header of several lines is left out: it would say more than its name.
         """
         started_s = time.perf_counter()
         if post is None:
@@ -101,7 +119,8 @@ class Connection:
         else:
             self.close()
             lines = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(post)
-            request = b"POST " + path.encode() + self._head + lines + post
+            own = b"".join([b"%b: %b\r\n" % (name, value) for name, value in headers if _is_one_line(value)])
+            request = b"POST " + path.encode() + self._head + own + lines + post
         try:
             async with asyncio.timeout(timeout_s):
                 outcome = await self._outcome(request, most_bytes)
@@ -128,6 +147,10 @@ class Connection:
         loop = asyncio.get_running_loop()
         _, self._wire = await loop.create_connection(lambda: _Wire(loop), self._host, self._port)
         return await self._wire.ask(request, most_bytes) or "connect"
+
+
+def _is_one_line(value: bytes) -> bool:
+    return b"\r" not in value and b"\n" not in value
 
 
 class _Wire(asyncio.Protocol):

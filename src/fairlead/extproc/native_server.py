@@ -69,7 +69,7 @@ class _ProcessCall:
     def __init__(self, call: Call, services: Services) -> None:
         self._call = call
         self._recorder = services.recorder
-        self._processing = Processing(services)
+        self._processing = Processing(services, call.send)
         self._is_early = not services.pool_is_known
         self._later: asyncio.Future[Iterable[Reply]] | None = None
         self._waiting: deque[Message] = deque()

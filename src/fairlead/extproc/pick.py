@@ -13,11 +13,13 @@ from fairlead.api import refusals
 from fairlead.api.body_limits import MOST_ITEMS_INLINE
 from fairlead.api.edits import edits
 from fairlead.api.json_body import split_models
+from fairlead.api.one_token import SPLIT_PATHS
 from fairlead.api.paths import BINDING_PATHS, MODEL_OPTIONAL_PATHS
 from fairlead.api.prompt import TOO_MANY, Malformed, Prompt, parse
 from fairlead.api.refusals import HttpAnswer
 from fairlead.api.spans import MOST_SPANS, Span, object_spans
 from fairlead.cascade.route import Entry
+from fairlead.core.endpoint import BY_PROXY
 from fairlead.core.facts import RequestFacts, make_facts, unread_facts
 from fairlead.core.in_flight import InFlight
 from fairlead.core.policy import Refusal
@@ -39,6 +41,7 @@ class Pick(msgspec.Struct, frozen=True, gc=False):
     reuse: bytes = b""  # what context reuse saved, for the client
     entry: Entry | None = None  # into a cascade, whose judge is to see the answer
     renamed: str = ""  # the name that the client asked for, where the engine gets another
+    unsent: RequestFacts | None = None  # as it will be sent, once another endpoint has computed its prompt
 
 
 class Prepared(msgspec.Struct, frozen=True, gc=False):
@@ -143,10 +146,13 @@ def _asked(services: Services, request: HttpRequest, read: Read) -> Asked | None
 def asked_of(services: Services, written: str, request: HttpRequest) -> tuple[str, str]:
     """The model or route that a request goes to, and the name under which it counts; see `Asked`."""
     rewrites, headers = services.rewrites, request.headers
-    if not rewrites.are_any or services.cascades.is_inner(headers):
+    stated = headers.get(names.MODEL_REWRITE[0]) or headers.get(names.MODEL_REWRITE[1])
+    if not (rewrites.are_any or stated) or services.cascades.is_inner(headers):
         return written, written
     pool = services.router.pool
     name = rewrites.model(written, pool, _session_id(services, request) or b"", services.rng)
+    if stated and name == written != ANY_MODEL and services.config.believes_gateway:  # rewrites of the pool go first
+        name = stated.decode(errors="replace")
     return name, written if pool.knows(written) else name
 
 
@@ -168,8 +174,16 @@ def _facts(services: Services, request: HttpRequest, read: Read, asked: Asked) -
     )
     if asked.name in services.router.pool.adapters:  # an adapter's KV is its own
         facts = facts.of_adapter(asked.name)
+    if services.router.pool.prefilling and _may_split(request, facts):
+        facts = msgspec.structs.replace(facts, may_split=True)
     slo = services.waiting.slo(headers, asked.name)
     return facts if slo is None else msgspec.structs.replace(facts, slo=slo)
+
+
+def _may_split(request: HttpRequest, facts: RequestFacts) -> bool:
+    """Whether one engine could compute its prompt and another decode it, as far as is seen without reading all keys."""
+    short = len(request.body) <= _MOST_SPLIT_BYTES  # it is sent twice, in one piece
+    return short and request.path in SPLIT_PATHS and not (facts.media or facts.adapter)
 
 
 def _admitted(services: Services, prepared: Prepared, now_s: float) -> Admitted | Refusal:
@@ -202,15 +216,22 @@ def _sent(
             in_flight.withdraw(started_s)
             return Refused(_UNEDITABLE, asked.route)
     now_s = services.clock_s()
-    in_flight.sent(facts, now_s)
+    hop = in_flight.hop
+    waits = hop is not None and hop.connector != BY_PROXY
+    if not waits:
+        if hop is not None:
+            in_flight.prefilled_elsewhere(now_s, ended=False)
+        in_flight.sent(facts, now_s)
     services.recorder.decided(facts, decision, request.id, now_s - started_s)
     changed = None if sent is request.body else sent
     if (copy := in_flight.claim_copy()) is not None:
         body = request.body if changed is None else changed
         services.mover.offer(copy, facts, request.path, whole(body) if len(body) <= MOST_BODY_BYTES else None)
-    return Pick(in_flight, asked.route or decision.model, changed, saved, entry, written if renamed else "")
+    unsent, renamed_from = facts if waits else None, written if renamed else ""
+    return Pick(in_flight, asked.route or decision.model, changed, saved, entry, renamed_from, unsent)
 
 
+_MOST_SPLIT_BYTES: Final = 2 << 20
 _UNEDITABLE: Final = refusals.malformed(
     f"The body has a key twice at its top level, or more than {MOST_SPANS} keys; write each once", None
 )

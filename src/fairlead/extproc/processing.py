@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Awaitable, Iterable
 
+from fairlead.extproc.exchange import Send
 from fairlead.extproc.messages import Message
 from fairlead.extproc.replies import Reply
 from fairlead.extproc.services import Services
@@ -20,9 +21,10 @@ class Processing:
 
     __slots__ = ("_services", "_stream")
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, send: Send | None = None) -> None:
+        """`send` sends a reply that no message waits for; None: the server cannot."""
         self._services = services
-        self._stream = Stream(services)
+        self._stream = Stream(services, send)
 
     def on(self, message: Message) -> Iterable[Reply]:
         """Replies to `message`; after an internal error, replies that let the request pass."""

@@ -180,8 +180,13 @@ def _response_headers(
 
 def with_served_endpoint(reply: bytes, address: str) -> bytes:
     """`reply` to response headers, which also says what served it: GIE's conformance suite reads it there."""
+    return with_headers(reply, [(names.TEST_SERVED, address.encode())])
+
+
+def with_headers(reply: bytes, headers: Iterable[Header]) -> bytes:
+    """`reply` to response headers, which also sets these."""
     made = ProcessingResponse.FromString(reply)
-    made.response_headers.response.header_mutation.MergeFrom(_mutation([(names.TEST_SERVED, address.encode())]))
+    made.response_headers.response.header_mutation.MergeFrom(_mutation(headers))
     return made.SerializeToString()
 
 
@@ -246,7 +251,7 @@ def _chunks(body: Body, end_of_stream: bool) -> Iterator[CommonResponse]:
 
 def immediate(answer: HttpAnswer, headers: Iterable[Header] = ()) -> bytes:
     """End the request here with `answer`."""
-    own = [(b"content-type", b"application/json"), *headers]
+    own = [(b"content-type", b"application/json"), *headers, *answer.headers]
     if answer.retry_after_s is not None:
         own.append((b"retry-after", str(answer.retry_after_s).encode()))
     if answer.dropped:

@@ -17,16 +17,18 @@ from fairlead.api.paths import GENERATION_PATHS, plain_path
 from fairlead.edge.grpc.reading import Part
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
-from fairlead.extproc.body import body_of
+from fairlead.extproc.body import Body, body_of
 from fairlead.extproc.body_reader import MOST_READ_S, BodyReader, ReaderLostError
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.models import models_answer
 from fairlead.extproc.pb.ext_proc_pb2 import BUFFERED, FULL_DUPLEX_STREAMED, ProcessingRequest
-from fairlead.extproc.pick import Prepared, prepare, question, read_here, read_inline
+from fairlead.extproc.pick import Pick, Prepared, Refused, prepare, question, read_here, read_inline
+from fairlead.extproc.prefilling import MOST_PREFILL_S, prefilled
 from fairlead.extproc.queued import join_queue, must_wait
+from fairlead.extproc.rated import paid
 from fairlead.extproc.reading import INLINE_BYTES
 from fairlead.extproc.request import HttpRequest
-from fairlead.extproc.routed import place_counted, routed, routed_unread
+from fairlead.extproc.routed import begun, place_counted, routed_unread
 
 if TYPE_CHECKING:
     import asyncio
@@ -137,7 +139,7 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
         exchange.request_phase = "reading"
         exchange.held = _pick_later(exchange, services.reader, request, end_of_stream=end_of_stream)
         return _wait(exchange, _MOST_WAITING_S + MOST_READ_S)
-    prepared = prepare(services, request, read_here(services, request) if read is None else read)
+    prepared = _paid(exchange, prepare(services, request, read_here(services, request) if read is None else read))
     if (
         isinstance(prepared, Prepared)
         and services.waiting.is_on
@@ -145,11 +147,17 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
     ):
         exchange.request_phase = "reading"
         decided = join_queue(exchange, prepared, terms, end_of_stream=end_of_stream)
-        if decided.done():
-            return decided.result()
-        exchange.held = _result_of(decided)
-        return _wait(exchange, _MARGIN_S)
-    return routed(exchange, place_counted(exchange, prepared), body, end_of_stream=end_of_stream)
+        if not decided.done():
+            exchange.held = _decided_later(exchange, decided, body, end_of_stream=end_of_stream)
+            return _wait(exchange, _MARGIN_S)
+        began = decided.result()
+    else:
+        began = begun(exchange, place_counted(exchange, prepared), body, end_of_stream=end_of_stream)
+    if not isinstance(began, Pick):
+        return began
+    exchange.request_phase = "reading"
+    exchange.held = _prefilled(exchange, began, body, end_of_stream=end_of_stream)
+    return _wait(exchange, _MARGIN_S)
 
 
 async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpRequest, *, end_of_stream: bool) -> Replies:
@@ -159,24 +167,53 @@ async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpReque
         read = await reader.read(request.body, question(services, request))
         if exchange.request_phase != "reading":
             return ()
-        prepared = prepare(services, request, read)
+        prepared = _paid(exchange, prepare(services, request, read))
         if isinstance(prepared, Prepared) and services.waiting.is_on and (terms := must_wait(exchange, prepared)):
-            return await join_queue(exchange, prepared, terms, end_of_stream=end_of_stream)
-        return routed(exchange, place_counted(exchange, prepared), request.body, end_of_stream=end_of_stream)
+            began = await join_queue(exchange, prepared, terms, end_of_stream=end_of_stream)
+        else:
+            began = begun(exchange, place_counted(exchange, prepared), request.body, end_of_stream=end_of_stream)
+        if not isinstance(began, Pick):
+            return began
+        return await prefilled(exchange, began, request.body, end_of_stream=end_of_stream)
     except ReaderLostError:
         pass
     except Exception:  # an internal error; the body may carry anything, so it must not pass unread
         exchange.report_fault()
-    exchange.withdraw()
-    return exchange.refuse(refusals.unreadable()) if exchange.request_phase == "reading" else ()
+    return _given_up(exchange)
+
+
+def _paid(exchange: Exchange, prepared: Prepared | Refused) -> Prepared | Refused:
+    if not exchange.services.rates.is_on or isinstance(prepared, Refused):
+        return prepared
+    return paid(exchange, prepared) or prepared
 
 
 def _wait(exchange: Exchange, most_s: float) -> Replies:
     """The reply that makes Envoy wait, once for this message; in full duplex Envoy waits without being asked."""
     if exchange.request_duplex:
         return ()
+    if exchange.services.router.pool.prefilling:
+        most_s += MOST_PREFILL_S
     return (replies.wait(most_s + exchange.services.waiting.longest_wait_s),)
 
 
-async def _result_of(decided: asyncio.Future[Replies]) -> Replies:
-    return await decided
+async def _decided_later(
+    exchange: Exchange, decided: asyncio.Future[Replies | Pick], body: Body, *, end_of_stream: bool
+) -> Replies:
+    began = await decided
+    if not isinstance(began, Pick):
+        return began
+    return await _prefilled(exchange, began, body, end_of_stream=end_of_stream)
+
+
+async def _prefilled(exchange: Exchange, picked: Pick, body: Body, *, end_of_stream: bool) -> Replies:
+    try:
+        return await prefilled(exchange, picked, body, end_of_stream=end_of_stream)
+    except Exception:  # an internal error
+        exchange.report_fault()
+        return _given_up(exchange)
+
+
+def _given_up(exchange: Exchange) -> Replies:
+    exchange.withdraw()
+    return exchange.refuse(refusals.unreadable()) if exchange.request_phase == "reading" else ()

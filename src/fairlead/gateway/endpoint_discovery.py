@@ -235,7 +235,6 @@ def _assignment(cluster: str, hosts: Sequence[Host]) -> bytes:
         model = Struct()
         model["model"] = host.model
         added.metadata.filter_metadata["envoy.lb"].CopyFrom(model)
-    if cluster != ENGINES_CLUSTER and hosts:
-        # By default, a model with only half of its engines healthy loses some of its requests to the next model.
+    if hosts:  # by default, a model with only half of its engines healthy loses some of its requests to the next model
         assignment.policy.overprovisioning_factor.CopyFrom(UInt32Value(value=100 * len(hosts)))
     return assignment.SerializeToString(deterministic=True)

@@ -7,10 +7,10 @@ import pytest
 from fairlead.core.migration import Rules
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.moving import Moving, MovingSimulation
+from fairlead.tools.replay.network import Link
 from fairlead.tools.replay.policy_spec import read_policy_spec
-from fairlead.tools.replay.simulation import AttemptRecord
-from fairlead.tools.replay.split import Link
 from fairlead.tools.replay.workload import Workload
 from tests.tools.replay.world import small_world, talk, turn, workload
 

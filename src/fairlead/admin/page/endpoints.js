@@ -53,6 +53,8 @@ export function showEndpoints(all) {
 }
 
 const keyOf = ({ group, e, more }) => (group ? `group ${group.key}` : `${e.address}${more ? " +" : ""}`);
+const ROLES = { prefill: "prefill only", decode: "decodes" };
+
 const searched = (e) => [e.address, e.model, e.region, e.engine, stateOf(e)[1], ...e.adapters].join(" ").toLowerCase();
 
 // A closed group shows those of its endpoints that are in trouble. A search opens all.
@@ -125,6 +127,9 @@ function details(cell, e) {
   if (e.adapter_count) {
     const rest = e.adapter_count - e.adapters.length;
     entries.push(["Adapters", e.adapters.join(", ") + (rest ? ` and ${count(rest)} more` : "")]);
+    const load = e.adapter_load;
+    entries.push(["Loaded", `${e.adapters_loaded.join(", ") || "none"}; ${plural(e.adapter_slots, "slot")}; a load takes `
+      + `${milliseconds(load.ms)}, ${load.source === "learned" ? `learned from ${count(load.samples)}` : SOURCES.default}`]);
   }
   fill(cell, "", element("dl", "", ...entries.flatMap(([term, text]) => [element("dt", "", term), element("dd", "", text)])));
 }
@@ -136,7 +141,7 @@ const engineOf = (e) => `${e.engine}${e.version ? ` ${e.version}` : ""}`
   + `${e.max_model_len ? `, up to ${count(e.max_model_len)} tokens` : ""}`;
 
 function identity(cell, e) {
-  fill(cell, engineOf(e), element("b", "", e.address), small([e.model, e.region].filter(Boolean).join(", ")),
+  fill(cell, engineOf(e), element("b", "", e.address), small([e.model, e.region, ROLES[e.role]].filter(Boolean).join(", ")),
     small(e.adapter_count ? plural(e.adapter_count, "adapter") : ""));
 }
 

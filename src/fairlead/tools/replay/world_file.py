@@ -17,10 +17,11 @@ import yaml
 from msgspec import Meta
 
 from fairlead.core.capability import Capability, parse_capability_file
+from fairlead.core.endpoint import Role
 from fairlead.errors import UserError
 from fairlead.tools.replay.calibration import CalibrationFile
 from fairlead.tools.replay.disturbances import Foreign, Pace
-from fairlead.tools.replay.network import RttSeries, constant, read_series
+from fairlead.tools.replay.network import Link, RttSeries, constant, read_series
 from fairlead.tools.replay.world import DEFAULT_KV_TOKENS, EngineSpec, Observation, Retries, Sidecars, World
 from fairlead.tools.simulate.parameters import EngineParameters
 
@@ -51,6 +52,7 @@ class _Group(msgspec.Struct, forbid_unknown_fields=True):
     model: str = "m"
     region: str = ""
     engine: str | _Engine = msgspec.field(default_factory=_Engine)
+    role: Role = "both"
 
 
 class _Retries(msgspec.Struct, forbid_unknown_fields=True):
@@ -72,6 +74,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     pace: Pace = Pace()
     foreign: Foreign = Foreign()
     sidecars: Sidecars = Sidecars()
+    link: Link = Link()
 
 
 def read_world(path: Path) -> World:
@@ -109,7 +112,7 @@ def _world(file: _File, path: Path) -> World:
         for _ in range(group.count):
             number = len(endpoints)
             address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}:8000"
-            endpoints.append(EngineSpec(address, group.model, group.region, engine, kv_tokens))
+            endpoints.append(EngineSpec(address, group.model, group.region, engine, kv_tokens, group.role))
     routes = {name: tuple(models) for name, models in file.routes.items()}
     return World(
         endpoints=tuple(endpoints),
@@ -121,6 +124,7 @@ def _world(file: _File, path: Path) -> World:
         pace=file.pace,
         foreign=file.foreign,
         sidecars=file.sidecars,
+        link=file.link,
     )
 
 
