@@ -23,8 +23,9 @@ from fairlead.tools.bench.markdown import table
 from fairlead.tools.demo.traffic import client_of
 from lab import command, words
 from lab.__main__ import NAMES
-from lab.engines import Extra, LabEngines
+from lab.engines import LabEngines
 from lab.pool import known, running_front
+from lab.servers import Extra
 from lab.streamed import Took, streamed
 
 FLOOD: Final = 48  # requests of the batch tenant, open all the time
@@ -44,7 +45,7 @@ _ADMISSION: Final = {
 class Phase(NamedTuple):
     name: str
     chat: list[Took]
-    batch: list[Took]
+    batch: int  # answers
     batch_refused: int
     span_s: float
 
@@ -89,10 +90,9 @@ async def _run(model: str, requests: int, seed: int) -> list[Phase]:
 async def _phase(
     client: httpx.AsyncClient, model: str, name: str, requests: int, rng: Random, *, flooded: bool
 ) -> Phase:
-    batch: list[Took] = []
-    refused: list[int] = []
+    batch: list[int] = []  # status of each
     loop = asyncio.get_running_loop()
-    async with _flood(client, model, rng, batch, refused, FLOOD if flooded else 0):
+    async with _flood(client, model, rng, batch, FLOOD if flooded else 0):
         if flooded:
             await asyncio.sleep(_FLOODED_S)
         began_s, before = loop.time(), len(batch)
@@ -100,25 +100,26 @@ async def _phase(
         for number in range(requests):
             await asyncio.sleep(max(0.0, began_s + number * _CHAT_EVERY_S - loop.time()))
             body = _body(model, rng, _CHAT_TOKENS, _CHAT_ANSWER)
-            asked.append(asyncio.create_task(_ask(client, body, "chat")))
+            asked.append(asyncio.create_task(streamed(client, "/v1/chat/completions", body, _who("chat"))))
         chat = await asyncio.gather(*asked)
         span_s = loop.time() - began_s
-    return Phase(name, list(chat), batch[before:], sum(refused), span_s)
+    during = batch[before:]
+    return Phase(name, list(chat), during.count(httpx.codes.OK), during.count(httpx.codes.TOO_MANY_REQUESTS), span_s)
 
 
 @asynccontextmanager
 async def _flood(
-    client: httpx.AsyncClient, model: str, rng: Random, took: list[Took], refused: list[int], open_requests: int
+    client: httpx.AsyncClient, model: str, rng: Random, ended: list[int], open_requests: int
 ) -> AsyncIterator[None]:
     async def one_after_another() -> None:
         while True:
-            try:
-                took.append(await _ask(client, _body(model, rng, _BATCH_TOKENS, _BATCH_ANSWER), "batch"))
-            except httpx.HTTPStatusError as error:
-                if error.response.status_code != httpx.codes.TOO_MANY_REQUESTS:
-                    raise
-                refused.append(1)
-                await asyncio.sleep(int(error.response.headers["retry-after"]))
+            body = _body(model, rng, _BATCH_TOKENS, _BATCH_ANSWER)
+            answer = await client.post("/v1/chat/completions", json=body, headers=_who("batch"))
+            ended.append(answer.status_code)
+            if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
+                await asyncio.sleep(int(answer.headers["retry-after"]))
+            else:
+                answer.raise_for_status()
 
     tasks = [asyncio.create_task(one_after_another()) for _ in range(open_requests)]
     try:
@@ -137,8 +138,8 @@ def _body(model: str, rng: Random, tokens: int, answer_tokens: int) -> dict[str,
     return {"model": model, "messages": [message], "max_tokens": answer_tokens, "ignore_eos": True, "temperature": 0}
 
 
-async def _ask(client: httpx.AsyncClient, body: dict[str, object], who: str) -> Took:
-    return await streamed(client, "/v1/chat/completions", body, {"x-tenant": who, "x-priority": who})
+def _who(name: str) -> dict[str, str]:
+    return {"x-tenant": name, "x-priority": name}
 
 
 def _row(phase: Phase, phases: list[Phase]) -> tuple[str, ...]:
@@ -151,7 +152,7 @@ def _row(phase: Phase, phases: list[Phase]) -> tuple[str, ...]:
         f"{quantile(ttft_ms, 0.5):,.0f}",
         f"{quantile(ttft_ms, 0.95):,.0f}",
         f"{quantile(ttft_ms, 0.95) / alone_p95_ms:.2f}",
-        f"{len(phase.batch) / phase.span_s:.1f}",
+        f"{phase.batch / phase.span_s:.1f}",
         str(phase.batch_refused),
     )
 
@@ -163,10 +164,10 @@ def _markdown(facts: str, phases: list[Phase]) -> str:
 {facts}
 
 One vLLM server that runs {BATCH_LIMIT} requests at once. Chat: a prompt of some {_CHAT_TOKENS} tokens each
-{_CHAT_EVERY_S:g} s, {_CHAT_ANSWER} tokens of answer. Batch: {FLOOD} requests open all the time, prompts of some
-{_BATCH_TOKENS} tokens, {_BATCH_ANSWER} tokens of answer. All prompts differ. With admission chat is of level 10, and
-batch of level -10 with half of the engine (`share: 0.5`); nothing else is configured. Wanted: chat's p95 within 1.5
-times its value alone.
+{_CHAT_EVERY_S:g} s, {_CHAT_ANSWER} tokens of answer, streamed. Batch: {FLOOD} requests open all the time, prompts
+of some {_BATCH_TOKENS} tokens, {_BATCH_ANSWER} tokens of answer. All prompts differ. With admission chat is of
+level 10, and batch of level -10 with half of the engine (`share: 0.5`); nothing else is configured. Wanted: chat's
+p95 within 1.5 times its value alone.
 
 {table(head, [_row(phase, phases) for phase in phases])}
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import aiohttp
 import pytest
@@ -192,6 +193,28 @@ def test_a_refused_request_is_found_with_the_sentence_it_got(admin: AdminPort, b
     browser.find("#request-id").send_keys("never", Keys.ENTER)
     browser.until_text("#request-answer", "has this x-request-id")
     assert browser.text("#story") == ""
+
+
+def test_a_split_request_shows_both_endpoints_and_the_terms_of_both_ways(browser: Browser) -> None:
+    same: dict[str, Any] = {"kv_connector": "proxy", "transfer_ms_per_token": 0.001}
+    endpoints = [
+        make_endpoint("10.0.0.1:1", "small", role="prefill", **same),
+        make_endpoint("10.0.0.2:1", "small", role="decode", inflight_requests=9, decoding_requests=9, **same),
+    ]
+    with AdminPort(endpoints, {}) as admin:
+        admin.decide("small", text="long ago " * 500)
+        browser.open(admin.url)
+        assert "prompt at 10.0.0.1:1" in browser.text("#decisions tbody tr:first-child")
+        assert "prefill only" in browser.text("#endpoints tbody tr:first-child")
+        browser.js("document.querySelector('.expand').click()")
+        browser.until(lambda: browser.count("#decisions .ways > li") == 2, "both ways are shown")
+        alone, split = (browser.text(f"#decisions .ways > li:nth-child({n})") for n in (1, 2))
+        assert "stalls others" in alone
+        assert "10.0.0.1:1 → 10.0.0.2:1" in split
+        assert "transfer" in split
+        assert browser.count("#decisions .ways > li.chosen") == 1
+        browser.js("document.querySelector('#decisions .more button').click()")
+        browser.until_text("#story", "10.0.0.1:1 → 10.0.0.2:1")
 
 
 def test_the_story_of_a_decision_opens_from_its_row(admin: AdminPort, browser: Browser) -> None:

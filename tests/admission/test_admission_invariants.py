@@ -112,8 +112,8 @@ def test_none_waits_beside_room_none_is_passed_by_a_lower_one_and_nothing_is_lef
             world.now_s += first
         elif what == "reloads":
             seconds = AGING_S if first else AGING_S + 1e-9
-            queue = QueueRules(bands=BANDS, aging_s=seconds)
-            world.admission.use(Rules(queue, begin_within_ms=1000.0), world.now_s)
+            rules = Rules(QueueRules(bands=BANDS, aging_s=seconds), begin_within_ms=1000.0)
+            world.admission.use(rules, world.now_s)
             world.lane = world.admission.lane("m")
         world.released()
         assert world.admission.queue.requests == len(world.inside)

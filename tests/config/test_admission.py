@@ -19,7 +19,7 @@ PRIORITIES = "{chat: {level: 10}, batch: {level: -1, max_wait_s: 200, max_reques
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ("{routes: {m: chat}}", 'admission.routes.m: no priority is called "chat"; known are: none'),
+        ("{routes: {m: chat}}", 'admission.routes.m: no priority is called "chat"; known names: none'),
         ("{default: chat, priorities: {batch: {level: 1}}}", 'admission.default: no priority is called "chat"'),
         ("{priorities: {a: {level: 1}, b: {level: 1}}}", 'admission.priorities.b.level: is also the level of "a"'),
         ("{priorities: {a: {level: 1, share: 0.5}, b: {level: 0}}}", "admission.priorities.a.share: is less than 1"),

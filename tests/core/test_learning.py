@@ -132,6 +132,13 @@ def test_of_a_prompt_that_is_not_new_it_is_taken_to_have_had_what_routing_expect
     assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.01)
 
 
+def test_what_routing_expects_is_a_share_of_the_prompt_as_its_engine_counts_it(pool: Pool) -> None:
+    """Half of the prompt, of which routing thought that it had a tenth of its tokens."""
+    half = seen(cached_tokens=None, estimated_tokens=100, expected_cached_tokens=50, first_token_ms=110.0)
+    learn(pool, *[half] * 20)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.01)
+
+
 def test_an_engine_that_has_reported_cached_tokens_leaves_them_out_where_there_are_none(pool: Pool) -> None:
     """As vLLM does with --enable-prompt-tokens-details: routing expected 500, and the engine had evicted them."""
     missed = [seen(cached_tokens=None, expected_cached_tokens=500)] * 20

@@ -121,6 +121,11 @@ def test_kinds_are_told_and_counted_before_anything_is_learned(text: str, kind: 
     assert sum(each.tokens for each in found) / len(text.encode()) == pytest.approx(tokens_per_byte, rel=0.25)
 
 
+def test_letters_without_spaces_are_not_one_word() -> None:
+    text = "".join(Random(1).choices("acgt", k=4096)).encode()
+    assert 0.2 < sum(each.tokens for each in slices(text)) / len(text) < 0.5
+
+
 @pytest.mark.parametrize("text", [text for text, _, _ in MEASURED], ids=[kind for _, kind, _ in MEASURED])
 def test_escaped_text_has_the_tokens_of_the_plain_one(text: str) -> None:
     plain = sum(each.tokens for each in slices(json.dumps(text, ensure_ascii=False).encode()))

@@ -14,8 +14,8 @@ from fairlead.config import Decisions
 from fairlead.decision_log import files, log, open_log
 from fairlead.decision_log.columns import COLUMNS
 from fairlead.decision_log.log import MOST_WAITING, DecisionLog
-from fairlead.decision_log.reader import read_decisions
 from fairlead.errors import UserError
+from fairlead.tools.decisions import read_decisions
 from tests.decision_log.world import MODELS, Pool
 
 

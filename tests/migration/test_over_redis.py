@@ -19,7 +19,7 @@ from fairlead.tools.simulate.faults import Fault
 from fairlead.tools.simulate.server import RunningEngine, running_engine
 from tests.migration.world import CHAT, Turn, World, conversation, options
 from tests.redis.world import RedisServer
-from tests.tools.simulate.conftest import until
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fairlead.decision_log.reader import read_decisions
 from fairlead.gateway import Mode
+from fairlead.tools.decisions import read_decisions
 from fairlead.tools.simulate.parameters import EngineParameters
 from fairlead.tools.simulate.server import EngineOptions
 from tests.stack.conftest import Answer, Stack, Start

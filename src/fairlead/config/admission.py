@@ -75,7 +75,7 @@ class Admission(Section):
         for path, name in named.items():
             if name not in self.priorities:
                 known = ", ".join(self.priorities) or "none; add it to admission.priorities"
-                raise InvalidAtError(path, f'no priority is called "{name}"; known are: {known}')
+                raise InvalidAtError(path, f'no priority is called "{name}"; known names: {known}')
         return self
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from fairlead.context.index import ContextIndex
 from fairlead.context.order import Permutation, aligned
 
 
-class Names:
+class DocumentNames:
     """How notes on the order name a text's documents; looked up when an order is changed."""
 
     __slots__ = ("_census", "_names", "made")
@@ -38,7 +38,7 @@ class Orders:
 
     __slots__ = ("_stay", "index", "names", "reorders")
 
-    def __init__(self, index: ContextIndex, names: Names, stay: Callable[[], bool], *, reorders: bool) -> None:
+    def __init__(self, index: ContextIndex, names: DocumentNames, stay: Callable[[], bool], *, reorders: bool) -> None:
         self.index = index
         self.names = names
         self.reorders = reorders

@@ -14,7 +14,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from fairlead.context.census import Census, decoded
-from fairlead.context.choice import Choice, Names, Orders
+from fairlead.context.choice import Choice, DocumentNames, Orders
 from fairlead.context.dedup import LEAST_BYTES, Seen
 from fairlead.context.draft import Draft, Settings, arranged, draft, found_in, is_plain
 from fairlead.context.escaped import Escaped, Piece
@@ -150,7 +150,7 @@ class Work:
         forks = len(self._variants) == 1
         speaks = self._settings.order and speak_of_positions([reading])
         result: list[Variant] = []
-        names = Names(made, lambda: self._census)
+        names = DocumentNames(made, lambda: self._census)
         orders = Orders(self._index, names, lambda: self._orders_stay, reorders=self._settings.order)
         choice = Choice(orders, 0 if forks else None)
         while True:

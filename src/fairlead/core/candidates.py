@@ -9,8 +9,7 @@ from typing import Final
 import msgspec
 
 from fairlead.core.adapter_slots import AdapterNeed
-from fairlead.core.decode_time import USUAL_SLOWDOWN
-from fairlead.core.endpoint import USUAL_ANSWER_TOKENS, Endpoint
+from fairlead.core.endpoint import USUAL_ANSWER_TOKENS, USUAL_SLOWDOWN, Endpoint
 from fairlead.core.facts import RequestFacts
 
 NO_NEEDS: Final[Mapping[str, AdapterNeed]] = MappingProxyType({})

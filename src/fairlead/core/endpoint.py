@@ -17,7 +17,6 @@ import msgspec
 
 from fairlead.core.adapter_slots import USUAL_LOAD_MS, AdapterSlots
 from fairlead.core.capability import NEUTRAL, Capability
-from fairlead.core.decode_time import USUAL_SLOWDOWN
 from fairlead.core.health import HALF, SILENCE_S, UNKNOWN_TO_ENVOY, WARMING_IN, Health
 from fairlead.core.load import Load
 from fairlead.core.prefills import PrefillEstimate
@@ -32,6 +31,7 @@ _TOO_MANY_REQUESTS: Final = 429
 _UNAVAILABLE: Final = 503
 MOST_PASSED_OVER: Final = 3  # requests, of an endpoint that has never answered any,
 PASSED_OVER_S: Final = 1.0  # over so long
+USUAL_SLOWDOWN: Final = 0.015  # of decoding alone, by each other request; until samples at different loads show it
 USUAL_ANSWER_TOKENS: Final = 256.0  # until answers were observed
 
 # `prefill`: it computes prompts for others and answers nobody; `decode`: it answers, and computes no prompt for others.

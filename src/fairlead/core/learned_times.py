@@ -9,8 +9,7 @@ from typing import Final
 
 from fairlead.core.adapter_slots import USUAL_LOAD_MS
 from fairlead.core.answer_times import Fit, Line, Work, fit, weight
-from fairlead.core.decode_time import USUAL_SLOWDOWN
-from fairlead.core.endpoint import EndpointSpec
+from fairlead.core.endpoint import USUAL_SLOWDOWN, EndpointSpec
 from fairlead.core.engine_factor import EngineFactor, decode_share, prefill_share
 from fairlead.core.observation import LEAST_DECODE_TOKENS
 

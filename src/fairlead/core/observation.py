@@ -97,8 +97,9 @@ def _computed(seen: Observation, *, reports_cache: bool) -> tuple[float, float, 
     prompt, trust = seen.prompt_tokens, 1.0
     if prompt is None:
         prompt, trust = seen.estimated_tokens, _ESTIMATED_TRUST
-    cached, unsure = seen.cached_tokens, 0
+    cached, unsure = seen.cached_tokens, 0.0
     if not cached and not reports_cache:
-        unsure = min(seen.expected_cached_tokens, prompt)
-        cached = unsure if cached is None else cached
-    return float(max(1, prompt - (cached or 0))), float(unsure), trust
+        share = seen.expected_cached_tokens / max(1, seen.estimated_tokens)  # routing may count tokens otherwise
+        unsure = min(share, 1.0) * prompt
+        cached = round(unsure) if cached is None else cached
+    return float(max(1, prompt - (cached or 0))), unsure, trust

@@ -36,7 +36,7 @@ def expected_first_token_ms(at: Candidate) -> float:
 
 
 def expected_pace_ms(at: Candidate) -> float:
-    """Between two tokens, beside those that decode there; prefills that come later slow it, and are not known."""
+    """Between two tokens, alongside those that decode there; prefills that come later slow it, and are not known."""
     return at.decode_ms_per_token * (1 + at.batch_slowdown * at.decoding_requests)
 
 

@@ -64,7 +64,7 @@ def read_endpoints(path: Path) -> EndpointSet:
     except (msgspec.DecodeError, UnicodeDecodeError):
         entries = _from_yaml(path, data)
     if not isinstance(entries, list):
-        raise UnusableError(f"{path} is no list of endpoints; write [] for none")
+        raise UnusableError(f"{path} is not a list of endpoints; write [] for none")
     return _endpoints(path, entries)
 
 

@@ -62,7 +62,7 @@ def read(parts: Parts) -> Message:
     try:
         return _parse(bytes(whole))
     except DecodeError:
-        raise StatusError(Status.INTERNAL, "the message is no ProcessingRequest") from None
+        raise StatusError(Status.INTERNAL, "the message is not a ProcessingRequest") from None
 
 
 def _request_body(parts: Parts) -> RequestBody | None:

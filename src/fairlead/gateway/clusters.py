@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairlead.api.paths import MODELS
-from fairlead.config import Config
+from fairlead.config import Config, EndpointConfig
 from fairlead.dialects import dialect_called
 from fairlead.gateway.guard import models_of_blind_routes, name_the_model
 from fairlead.gateway.parts import (
@@ -63,8 +63,13 @@ def blind_clusters(config: Config) -> list[Part]:
 
 def lists_engines(config: Config, model: str | None = None) -> bool:
     """Whether the bootstrap can list engines, of `model` or any, that Envoy else has from the sidecar alone."""
-    listed = (each for each in config.pool.endpoints if model is None or each.model == model)
+    listed = (each for each in answering(config) if model is None or each.model == model)
     return config.gateway.endpoints == "eds" and any(listed)
+
+
+def answering(config: Config) -> list[EndpointConfig]:
+    """What Envoy may send a request to: not the endpoints that only compute prompts for others."""
+    return [each for each in config.pool.endpoints if each.role != "prefill"]
 
 
 def _assigned(name: str, addresses: list[str], model: str) -> Part:
@@ -96,8 +101,7 @@ def _first_healthy(name: str, clusters: list[str], max_body_bytes: int, filters:
 
 def _listed(config: Config, name: str, model: str | None) -> Part:
     """Where a cluster of engines has its hosts from: the list of the configuration."""
-    engines = [each for each in config.pool.endpoints if each.role != "prefill"]
-    addresses = [each.address for each in engines if model is None or each.model == model]
+    addresses = [each.address for each in answering(config) if model is None or each.model == model]
     assignment = endpoints(name, addresses) if model is None else _assigned(name, addresses, model)
     return {**discovery(addresses), "load_assignment": assignment}
 

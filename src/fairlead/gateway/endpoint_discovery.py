@@ -105,7 +105,7 @@ class EndpointDiscovery:
         return self._hosts
 
     def resource(self, cluster: str) -> bytes:
-        """The endpoints of `cluster`; none for one that has no engine now, as Envoy must hear of that too."""
+        """The endpoints of `cluster`; none for one that has no engine now, as Envoy must be sent that too."""
         return self._assignments.get(cluster) or _assignment(cluster, ())
 
     def pushed(self) -> None:
@@ -144,7 +144,7 @@ class Subscriber:
         try:
             request = pb.DiscoveryRequest.FromString(message)
         except DecodeError:
-            raise StatusError(Status.INTERNAL, "the message is no DiscoveryRequest") from None
+            raise StatusError(Status.INTERNAL, "the message is not a DiscoveryRequest") from None
         if request.type_url not in ("", TYPE_URL):
             raise StatusError(Status.INVALID_ARGUMENT, f"only {TYPE_URL} is served here")
         if len(request.resource_names) > _MOST_NAMES:

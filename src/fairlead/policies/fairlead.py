@@ -48,16 +48,16 @@ class Fairlead(Rule, frozen=True):
     def prices(self, at: Candidate | Standing) -> Prices:
         """What each unit costs at one candidate, in ms. The formula is written only here."""
         prefill_ms, decode_ms = at.prefill_ms_per_token, at.decode_ms_per_token
-        beside = self.batch_weight * at.batch_slowdown * at.inflight_requests
+        alongside = self.batch_weight * at.batch_slowdown * at.inflight_requests
         queue_ms = prefill_ms * self.queue_weight * at.pending_prefill_tokens
         if at.answer_tokens < self.least_answer_tokens:
-            queue_ms += decode_ms * beside * (self.least_answer_tokens - at.answer_tokens)
+            queue_ms += decode_ms * alongside * (self.least_answer_tokens - at.answer_tokens)
         return (
             self.rtt_weight * at.rtt_ms,
             queue_ms,
             prefill_ms * (1 + self.evict_weight + self.stall_weight * at.decoding_requests),
             prefill_ms * self.crowd_weight,
-            decode_ms * (1 + beside),
+            decode_ms * (1 + alongside),
             self.rtt_weight * at.rtt_spread_ms,
         )
 

@@ -90,7 +90,7 @@ def test_rules_of_moving_stand_after_a_plus() -> None:
     ("text", "why"),
     [
         ("ear+push", r"\+push\" is not a way to move; write \+copy, \+pull, \+recompute"),
-        ("ear+pull:hot=1", 'no rule for moving is called "hot"; known are: hot_tokens'),
+        ("ear+pull:hot=1", 'no rule for moving is called "hot"; known names: hot_tokens'),
         ("ear+pull:hot_tokens=many", "hot_tokens"),
     ],
 )

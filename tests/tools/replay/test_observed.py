@@ -11,9 +11,9 @@ import polars as pl
 import pytest
 
 from fairlead.decision_log import files
-from fairlead.decision_log.reader import read_decisions, trace_rows
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
+from fairlead.tools.decisions import read_decisions, trace_rows
 from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.logged import LoggedSimulation
 from fairlead.tools.replay.network import constant

@@ -11,8 +11,9 @@ from fairlead.engines.metrics_text import read_metrics
 from fairlead.tools.simulate.engine import Engine
 from fairlead.tools.simulate.engine_request import EngineRequest, EventKind
 from fairlead.tools.simulate.server import EngineOptions, running_engine
-from tests.tools.simulate.conftest import client_of, until
+from tests.tools.simulate.conftest import client_of
 from tests.tools.simulate.test_engine import FAST, event_times, run_until_idle
+from tests.waiting import until
 
 SLOTS = replace(FAST, adapter_slots=2, adapter_load_ms=50.0)
 

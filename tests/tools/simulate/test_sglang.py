@@ -7,7 +7,8 @@ import json
 
 from fairlead.tools.simulate.parameters import EngineParameters
 from fairlead.tools.simulate.server import EngineOptions, running_engine
-from tests.tools.simulate.conftest import FAST, client_of, until
+from tests.tools.simulate.conftest import FAST, client_of
+from tests.waiting import until
 
 ONE_AT_A_TIME = EngineParameters(max_num_seqs=1)
 LONG = {"model": "m", "prompt": "go on", "max_tokens": 100_000}

@@ -15,10 +15,10 @@ import yaml
 
 from fairlead.config import PolicyConfig
 from fairlead.decision_log import files
-from fairlead.decision_log.reader import read_decisions
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
 from fairlead.statistics import quantile
+from fairlead.tools.decisions import read_decisions
 from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.logged import LoggedSimulation
 from fairlead.tools.replay.network import constant

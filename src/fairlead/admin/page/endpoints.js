@@ -173,18 +173,18 @@ function waiting(cell, e, scale) {
 }
 
 function reported(cell, e) {
-  const said = e.reported;
-  if (said.read_ago_s === null) {
+  const report = e.reported;
+  if (report.read_ago_s === null) {
     fill(cell, "Its /metrics has not been read yet", element("span", "quiet", "nothing yet"));
     return;
   }
-  const queue = said.running_requests === null
-    ? "" : `${count(said.running_requests)} run, ${count(said.waiting_requests ?? 0)} wait`;
-  const capacity = said.kv_capacity_tokens ? ` of ${compact(said.kv_capacity_tokens)} tokens` : "";
+  const queue = report.running_requests === null
+    ? "" : `${count(report.running_requests)} run, ${count(report.waiting_requests ?? 0)} wait`;
+  const capacity = report.kv_capacity_tokens ? ` of ${compact(report.kv_capacity_tokens)} tokens` : "";
   fill(cell, `KV cache in use${capacity}, and requests, as the engine reports`,
-    element("span", "", said.kv_usage === null ? "KV unknown" : `KV ${percent(said.kv_usage)}`),
-    bar(1, ["kv", said.kv_usage ?? 0]),
-    said.stale ? small(`stale: read ${duration(said.read_ago_s)} ago`, "warn") : small(queue));
+    element("span", "", report.kv_usage === null ? "KV unknown" : `KV ${percent(report.kv_usage)}`),
+    bar(1, ["kv", report.kv_usage ?? 0]),
+    report.stale ? small(`stale: read ${duration(report.read_ago_s)} ago`, "warn") : small(queue));
 }
 
 function cache(cell, e) {

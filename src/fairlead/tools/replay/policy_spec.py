@@ -119,7 +119,7 @@ def _moving(text: str, whole: str) -> Moving:
     unknown = sorted(rules.keys() - set(Rules.__struct_fields__))
     if unknown:
         known = ", ".join(Rules.__struct_fields__)
-        raise UserError(f'policy "{whole}": no rule for moving is called "{unknown[0]}"; known are: {known}')
+        raise UserError(f'policy "{whole}": no rule for moving is called "{unknown[0]}"; known names: {known}')
     try:
         return Moving(how, msgspec.convert(rules, Rules))
     except msgspec.ValidationError as error:

@@ -132,7 +132,7 @@ def _asked(file: _File, endpoints: list[EngineSpec], routes: Mapping[str, Any], 
     known = [*routes, *dict.fromkeys(spec.model for spec in endpoints)]
     asked = file.asked or known[0]
     if asked not in known:
-        raise UserError(f'{path}: asked: "{asked}" is neither a model nor a route; known are: {", ".join(known)}')
+        raise UserError(f'{path}: asked: "{asked}" is neither a model nor a route; known names: {", ".join(known)}')
     return asked
 
 
@@ -142,7 +142,7 @@ def _engine(
     if isinstance(named, str):
         if named not in engines and named not in calibrated:
             known = ", ".join([*engines, *calibrated])
-            raise UserError(f'{where}.engine: no engine is called "{named}"; known are: {known}')
+            raise UserError(f'{where}.engine: no engine is called "{named}"; known names: {known}')
         described = engines.get(named) or _Engine(calibrated=named)
     else:
         described = named

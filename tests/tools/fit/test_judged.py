@@ -21,8 +21,8 @@ from fairlead.core.pool import Pool
 from fairlead.core.router import Router
 from fairlead.decision_log.columns import Anonymous
 from fairlead.decision_log.files import SCHEMA
-from fairlead.decision_log.judged import Judged, judged
 from fairlead.policies import build_policy
+from fairlead.tools.fit.judged import Judged, judged
 from tests.core.world import make_endpoint
 from tests.decision_log.world import decisions
 from tests.extproc.world import (

@@ -1,4 +1,4 @@
-"""A decision log read back, and as a trace that can be replayed. `judged` reads it as attempts."""
+"""A decision log read back, and as a trace that can be replayed. `fit.judged` reads it as attempts."""
 
 from __future__ import annotations
 
