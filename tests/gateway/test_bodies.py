@@ -104,6 +104,15 @@ async def test_an_upload_and_an_upgrade_go_to_the_model_that_they_name(world: Wo
     assert world.engines[model].received[-1].path == f"/v1/realtime?model={model}"
 
 
+async def test_a_client_does_not_choose_among_the_copies_of_one_engine(world: World, envoy: StartEnvoy) -> None:
+    gateway = await _gateway(world, envoy)
+    body = b'{"model":"large","data_parallel_rank":3,"routed_dp_rank":3}'
+    await gateway.ask("POST", "/generate", body, {"x-data-parallel-rank": "3"})
+    (received,) = world.engines["large"].received
+    assert received.body == b'{"model":"large","data_parallel_rank":null,"routed_dp_rank":null}'
+    assert "x-data-parallel-rank" not in received.headers
+
+
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
 async def test_a_body_is_read_whatever_the_method(world: World, envoy: StartEnvoy, method: str) -> None:
     """SGLang generates at `PUT /generate` as at POST."""
