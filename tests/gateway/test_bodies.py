@@ -72,9 +72,8 @@ async def test_a_long_body_is_read_elsewhere_and_reaches_its_model_changed(
         answer = await gateway.post(body)
         assert answer.status == 200
         model = answer.headers["x-fairlead-model"]
-        (received,) = world.engines[model].received
         wanted = body.replace(b"auto", model.encode()).replace(b'{"a":1}', b"null")
-        assert received.body == wanted
+        assert {received.body for received in world.engines[model].received} == {wanted}  # Envoy may have retried it
         world.engines[model].received.clear()
     async with asyncio.timeout(60):  # the stream ends a moment after the answer
         while (world.in_flight(), world.shared.held.bytes) != (0, 0):  # noqa: ASYNC110
