@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
+from fairlead.access import PLAIN, Access
 from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.core.decode_time import USUAL_SLOWDOWN
 from fairlead.core.health import HALF, SILENCE_S, UNKNOWN_TO_ENVOY, Health
@@ -44,6 +45,7 @@ class EndpointSpec(msgspec.Struct, frozen=True, gc=False):
     region: str = ""
     engine: str = "vllm"
     kv_connector: str = ""  # by which its KV can go elsewhere: mooncake, nixl, or a store that it shares; empty: none
+    access: Access = PLAIN
 
 
 class Speed(msgspec.Struct, frozen=True, gc=False):

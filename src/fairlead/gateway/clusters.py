@@ -13,11 +13,13 @@ from fairlead.gateway.parts import (
     SIDECAR_CLUSTER,
     Mode,
     Part,
+    codec,
     discovery,
     endpoints,
     seconds,
     type_url,
 )
+from fairlead.gateway.reached import filters, metadata, sockets
 
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _POLICIES = "envoy.extensions.load_balancing_policies"
@@ -45,25 +47,17 @@ def blind_clusters(config: Config) -> list[Part]:
         if name in own.values():
             cluster = _engines(config, name, listed[0], policy)
         else:
-            cluster = _first_healthy(name, [own[model] for model in listed], config.gateway.max_body_bytes)
+            cluster = _first_healthy(config, name, [own[model] for model in listed])
         clusters.append(cluster)
     return clusters
 
 
-def _assigned(name: str, addresses: list[str], model: str) -> Part:
-    assignment = endpoints(name, addresses)
-    for host in assignment["endpoints"][0]["lb_endpoints"]:
-        host["metadata"] = {"filter_metadata": {"envoy.lb": {"model": model}}}
-    # By default, a model with only half of its engines healthy loses some of its requests to the next model.
-    return assignment | {"policy": {"overprovisioning_factor": 100 * len(addresses)}}
-
-
-def _first_healthy(name: str, clusters: list[str], max_body_bytes: int) -> Part:
+def _first_healthy(config: Config, name: str, clusters: list[str]) -> Part:
     aggregate = "envoy.extensions.clusters.aggregate.v3.ClusterConfig"
     return {
         "name": name,
         "connect_timeout": seconds(CONNECT_TIMEOUT_MS),
-        "per_connection_buffer_limit_bytes": max_body_bytes,
+        "per_connection_buffer_limit_bytes": config.gateway.max_body_bytes,
         "lb_policy": "CLUSTER_PROVIDED",
         "cluster_type": {
             "name": "envoy.clusters.aggregate",
@@ -74,7 +68,7 @@ def _first_healthy(name: str, clusters: list[str], max_body_bytes: int) -> Part:
             _HTTP_OPTIONS: {
                 "@type": type_url(_HTTP_OPTIONS),
                 "explicit_http_config": {"http_protocol_options": {}},
-                "http_filters": name_the_model(),
+                "http_filters": [*filters(config), *name_the_model(), codec()],
             }
         },
     }
@@ -82,8 +76,14 @@ def _first_healthy(name: str, clusters: list[str], max_body_bytes: int) -> Part:
 
 def _listed(config: Config, name: str, model: str | None) -> Part:
     """Where a cluster of engines has its hosts from: the list of the configuration."""
-    addresses = [each.address for each in config.pool.endpoints if model is None or each.model == model]
-    assignment = endpoints(name, addresses) if model is None else _assigned(name, addresses, model)
+    listed = [each for each in config.pool.endpoints if model is None or each.model == model]
+    addresses = [each.address for each in listed]
+    assignment = endpoints(name, addresses)
+    for each, host in zip(listed, assignment["endpoints"][0]["lb_endpoints"], strict=True):
+        host["metadata"] = {"filter_metadata": metadata(each.model, config.pool.access(each.model, each))}
+    if model is not None:
+        # By default, a model with only half of its engines healthy loses some of its requests to the next model.
+        assignment["policy"] = {"overprovisioning_factor": 100 * len(addresses)}
     return {**discovery(addresses), "load_assignment": assignment}
 
 
@@ -113,9 +113,11 @@ def _health_path(config: Config, model: str | None) -> str:
 
 def _engines(config: Config, name: str, model: str | None, policy: Part) -> Part:
     """`model`: whose engines these are; None: all."""
+    adding_keys = filters(config)
     return {
         "name": name,
         **(_followed() if config.gateway.endpoints == "eds" else _listed(config, name, model)),
+        **sockets(config),
         "connect_timeout": seconds(CONNECT_TIMEOUT_MS),
         "per_connection_buffer_limit_bytes": config.gateway.max_body_bytes,
         "load_balancing_policy": policy,
@@ -144,6 +146,7 @@ def _engines(config: Config, name: str, model: str | None, policy: Part) -> Part
                 "@type": type_url(_HTTP_OPTIONS),
                 "common_http_protocol_options": {"idle_timeout": seconds(ENGINE_IDLE_MS)},
                 "explicit_http_config": {"http_protocol_options": {}},
+                **({"http_filters": [*adding_keys, codec()]} if adding_keys else {}),
             }
         },
     }

@@ -30,6 +30,7 @@ from fairlead.extproc.reuse import ReuseRule
 from fairlead.extproc.services import Services
 from fairlead.gateway import EndpointDiscovery, Host
 from fairlead.policies import build_policy
+from fairlead.serving.access import check_access
 from fairlead.serving.admission import MOST_LEVELS, bounded, longest_wait_s, naming_of, rules_of
 from fairlead.serving.build import most_held_bytes, url_of_gateway
 from fairlead.serving.confirmed import withhold_unconfirmed
@@ -118,7 +119,7 @@ class InForce:
         async with self._changing:
             services = self._services
             config, current = services.config, services.router.pool
-            members = self._membership.members(current)
+            members = self._membership.members(current, config.pool.access)
             known, rules = self._membership.is_known, services.discovery.rules()
             if members == self._members and known == services.pool_is_known and rules == self._rules:
                 return
@@ -134,11 +135,12 @@ class InForce:
         policy = build_policy(config.policy.name, config.policy.parameters())
         tuner = tuner_of(config, policy)
         require_library(config)
+        check_access(config)
         pool = make_pool(
             config,
             self._folder,
             router.pool,
-            self._membership.members(router.pool),
+            self._membership.members(router.pool, config.pool.access),
             rewrites=services.discovery.rules().rewrites,
         )  # the last that may fail
 
@@ -182,7 +184,9 @@ class InForce:
         services.pool_is_known |= self._membership.is_known and config.discovery.is_used
         if services.pool_is_known:
             self.known.set()
-            services.envoys.publish(Host(e.address, e.model, DRAINING in e.health.withheld) for e in pool.endpoints)
+            services.envoys.publish(
+                Host(e.address, e.model, DRAINING in e.health.withheld, e.spec.access) for e in pool.endpoints
+            )
         withhold_unconfirmed(services)
         found = services.discovery.rules()
         objectives = bounded(found.priorities)

@@ -57,6 +57,7 @@ def make_pool(
             region=configured.region,
             engine=configured.engine,
             kv_connector=configured.kv_transfer.connector if configured.kv_transfer is not None else "",
+            access=config.pool.access(configured.model, configured),
         )
         specs.append(spec)
     specs += _discovered(config, folder, members, capabilities, set(addresses))
@@ -109,6 +110,7 @@ def _discovered(
             capability=capabilities[key],
             region=found.region,
             engine=found.engine or member.serves.engine,
+            access=config.pool.access(name),
         )
 
 
