@@ -1,4 +1,4 @@
-"""Engines that want TLS and API keys, behind a real Envoy: who gets which key, with the sidecar and without."""
+"""TLS and API keys, of engines and of clients, through a real Envoy: who gets which, with the sidecar and without."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +217,54 @@ async def test_an_engine_with_another_authority_or_name_gets_nothing(
     await until(ejected, "the sidecar refuses both")
     assert [(await running.ask(model))[0] for model in ("m", "n")] == [503, 503]
     assert (stranger.seen, misnamed.seen) == ([], [])
+
+
+def client_keys(folder: Path, **keys: str) -> str:
+    path = folder / "clients.new"
+    path.write_text(
+        "# who may ask\n" + "".join(f"{name} {sha256(key.encode()).hexdigest()}\n" for name, key in keys.items())
+    )
+    return str(path.replace(folder / "clients"))
+
+
+async def test_only_clients_with_a_key_may_ask_and_the_engine_does_not_see_it(
+    serve: Serve, start: Start, tmp_path: Path
+) -> None:
+    engine = await serve(Engine("m"))
+    pool = {"endpoints": [{"address": engine.address, "model": "m"}]}
+    running = await start(pool, "eds", clients={"keys": client_keys(tmp_path, alice="one", bob="two")})
+    alice, bob, anthropic = {"authorization": "Bearer one"}, {"authorization": "bearer two"}, {"x-api-key": "one"}
+
+    async def served() -> bool:
+        return (await running.ask("m", alice))[0] == 200
+
+    await until(served, "who has a key is answered")
+    assert [(await running.ask("m", headers))[0] for headers in (bob, anthropic)] == [200, 200]
+    for refused in ({}, {"authorization": "Bearer three"}, {"authorization": "Basic one"}, {"x-api-key": ""}):
+        status, said = await running.ask("m", refused)
+        assert (status, said["error"]["code"]) == (401, "invalid_api_key")
+    async with running.client.get(f"{running.url}/v1/models") as answer:
+        assert answer.status == 401
+    async with running.client.get(f"{running.url}/health") as answer:
+        assert answer.status == 200
+    assert {sent for _, sent in engine.seen} == {None}
+
+    client_keys(tmp_path, bob="two")
+
+    async def forgotten() -> bool:
+        return (await running.ask("m", alice))[0] == 401
+
+    await until(forgotten, "a key that is taken out of the file opens no more")
+    assert (await running.ask("m", bob))[0] == 200
+    (tmp_path / "clients").write_text("bob two\n")  # no hash: a mistake closes nothing and opens nothing
+    assert [(await running.ask("m", headers))[0] for headers in (bob, alice)] == [200, 401]
+
+    running.sidecar.kill()
+    served_then = len(engine.asked("/v1/chat/completions"))
+
+    async def closed() -> bool:
+        return (await running.ask("m", bob))[0] == 503
+
+    await until(closed, "without the sidecar nobody is let in")
+    assert [(await running.ask("m", headers))[0] for headers in (alice, {})] == [503, 503]
+    assert len(engine.asked("/v1/chat/completions")) == served_then

@@ -27,6 +27,7 @@ from fairlead.engines.kv_following import KvFollowing
 from fairlead.engines.observer import Observers
 from fairlead.extproc.body_reader import BodyReader
 from fairlead.extproc.cascade import RequestCascades
+from fairlead.extproc.client_keys import ClientKeys
 from fairlead.extproc.held_bytes import HeldBytes
 from fairlead.extproc.recorder import Recorder
 from fairlead.extproc.reuse import RequestReuse
@@ -68,6 +69,7 @@ class Services:
     rewrites: Rewrites = NO_REWRITES
     rng: Random = field(default_factory=Random)
     tasks: TaskRules = NO_TASKS
+    clients: ClientKeys = field(default_factory=ClientKeys)
     inner_headers: tuple[bytes, ...] = ()  # in lower case; that a cascade passes on to larger models
     tenant_header: bytes = b""  # empty: all requests are of one tenant
     max_body_bytes: int

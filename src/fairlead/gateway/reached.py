@@ -52,14 +52,17 @@ def sockets(config: Config) -> Part:
 
 
 def filters(config: Config) -> list[Part]:
-    """Upstream filters that add a host's key; none where no engine has one. The codec must come after them."""
+    """Upstream filters, before the codec, that take a client's key away and add a host's; none where nobody has one."""
+    # A client's key is for this gateway. A cascade's own requests show it again, so it goes here and not before.
+    of_clients = [] if config.clients is None else [_mutation({"remove": "authorization"}, {"remove": "x-api-key"})]
     names = [secret["name"] for secret in secrets(config)]
     if not names:
-        return []
+        return of_clients
     value = f"%UPSTREAM_METADATA({NAMESPACE}:{KEY})%"
     named = {"header": {"key": _HEADER, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
     # Removed first: of a host without a key the value is empty, and Envoy then leaves what a client sent.
-    return [_mutation({"remove": _HEADER}, {"append": named}), *map(_injector, names), _mutation({"remove": _HEADER})]
+    mark = _mutation({"remove": _HEADER}, {"append": named})
+    return [*of_clients, mark, *map(_injector, names), _mutation({"remove": _HEADER})]
 
 
 def _all(config: Config) -> Iterable[Access]:

@@ -26,6 +26,7 @@ from fairlead.discovery.sources import sources
 from fairlead.engines.kv_following import require_library
 from fairlead.engines.kv_transfer import Deadlines
 from fairlead.errors import UserError
+from fairlead.extproc.client_keys import ClientKeys
 from fairlead.extproc.reuse import ReuseRule
 from fairlead.extproc.services import Services
 from fairlead.gateway import EndpointDiscovery, Host
@@ -136,6 +137,8 @@ class InForce:
         tuner = tuner_of(config, policy)
         require_library(config)
         check_access(config)
+        keys = None if config.clients is None else self._folder / config.clients.keys
+        ClientKeys().use(keys)  # it may not be usable
         pool = make_pool(
             config,
             self._folder,
@@ -145,6 +148,7 @@ class InForce:
         )  # the last that may fail
 
         services.config, self._addresses = config, None
+        services.clients.use(keys)
         router.fallbacks = config.gateway.fallbacks
         if self._decides_by != (config.policy, config.tuner):
             self._decides_by = config.policy, config.tuner
