@@ -38,6 +38,7 @@ class Exchange:
     subset: Collection[str] | None = None
     is_test = False  # the subset is that of a conformance test, and stays
     request_id = b""
+    traceparent = b""  # of the call by which the gateway asks: it counts where the request has none itself
     request_duplex = False
     response_duplex = False
     in_flight: InFlight | None = None
@@ -91,7 +92,7 @@ class Exchange:
         decision = in_flight.decision
         self.in_flight = None
         services.recorder.ended(self.route, decision.model, address, now_s - self.started_s, outcome, self.request_id)
-        parent = self.headers.get(names.TRACEPARENT, b"")
+        parent = self.headers.get(names.TRACEPARENT) or self.traceparent
         services.tracer.ended(
             in_flight.request,
             decision,

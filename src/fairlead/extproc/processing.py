@@ -20,9 +20,12 @@ class Processing:
 
     __slots__ = ("_services", "_stream")
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, traceparent: bytes = b"") -> None:
+        """`traceparent`: as the call's metadata have it; empty where they have none."""
         self._services = services
         self._stream = Stream(services)
+        if traceparent:
+            self._stream.traceparent = traceparent
 
     def on(self, message: Message) -> Iterable[Reply]:
         """Replies to `message`; after an internal error, replies that let the request pass."""
