@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-h2spec test-kubernetes fuzz lint graph bench bench-routing bench-rivals bench-reuse papers release docs lab ttca lab-moves lab-calibration lab-reuse lab-cascade lab-judgements lab-models lab-lock lock clean
+.PHONY: help install demo test test-h2spec test-kubernetes fuzz lint graph bench bench-routing bench-rivals bench-reuse papers release docs lab ttca lab-moves lab-calibration lab-learned lab-reuse lab-overload lab-cascade lab-judgements lab-models lab-lock lock clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
@@ -78,8 +78,8 @@ papers: $(INSTALLED) ## The papers' experiments, repeated in simulated time; wri
 lab: $(INSTALLED) ## Real servers on this CPU with tiny models, Envoy and the sidecar; MODELS="wren sglang:wren", ENGINE=sglang.
 	@$(BIN)/python -m lab $(if $(ENGINE),--engine $(ENGINE)) $(MODELS)
 
-ttca: $(INSTALLED) ## Time to correct answer on the lab's engines; writes benchmarks/results/ttca/; some minutes.
-	$(BIN)/python -m lab.ttca
+ttca: $(INSTALLED) ## Time to correct answer on the lab's engines; MODELS="heron sglang:stork"; writes benchmarks/results/ttca/.
+	$(BIN)/python -m lab.ttca $(MODELS) $(if $(OUT),--out $(OUT))
 
 lab-moves: $(INSTALLED) ## A copy of KV between two real servers, timed; writes benchmarks/results/moves/; some minutes.
 	$(BIN)/python -m lab.moves
@@ -87,8 +87,14 @@ lab-moves: $(INSTALLED) ## A copy of KV between two real servers, timed; writes 
 lab-calibration: $(INSTALLED) ## The simulated engine against a real one; writes benchmarks/results/calibration/.
 	$(BIN)/python -m lab.calibration
 
+lab-learned: $(INSTALLED) ## What is learned of engines with default flags, against a calibration; some minutes.
+	$(BIN)/python -m lab.learned $(MODELS)
+
 lab-reuse: $(INSTALLED) ## Context reuse in front of real vLLM servers; writes benchmarks/results/lab-reuse/; some five minutes.
 	$(BIN)/python -m lab.reuse
+
+lab-overload: $(INSTALLED) ## Chat beside a flood of batch requests on a real vLLM server; writes benchmarks/results/lab-overload/; five minutes.
+	$(BIN)/python -m lab.overload
 
 lab-cascade: $(INSTALLED) ## A cascade of two real models against each; writes benchmarks/results/lab-cascade/; some minutes.
 	$(BIN)/python -m lab.cascade

@@ -25,7 +25,7 @@ from fairlead.tools.bench.machine import machine_facts, this_machine
 from fairlead.tools.bench.markdown import table
 from fairlead.tools.demo.traffic import client_of
 from lab import command, words
-from lab.engines import QUIET, LabEngines
+from lab.engines import LabEngines
 from lab.pool import body_of, forget_prompts, known, running_front
 
 SMALL, LARGE = "wren", "crane"
@@ -73,7 +73,7 @@ async def _run(count: int, seed: int) -> dict[int, ByWay]:
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:
         folder = Path(name)
         async with (
-            LabEngines([SMALL, LARGE], folder, lambda _: QUIET) as engines,
+            LabEngines([SMALL, LARGE], folder, quiet=True) as engines,
             running_front(engines, known(folder), "fairlead", folder, routes=ROUTES) as front,
             client_of(front.url) as client,
         ):

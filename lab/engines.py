@@ -6,7 +6,7 @@ What a server of each kind of engine is started with is in `lab.servers`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,28 +18,15 @@ from fairlead.errors import UserError
 from fairlead.processes import Assembly, Child, ChildError, free_ports
 from fairlead.tasks import all_of, forever, while_running
 from lab import environment, words
-from lab.servers import SERVERS, Server, Start
+from lab.servers import NOTHING_MORE, SERVERS, Extra, Server, Start
 
 _STARTS_WITHIN_S: Final = 420.0  # some 60 s of one core for each, and all start at once
 _ANSWERS_WITHIN_S: Final = 240.0  # the first answer includes warm-up: 20 s of one core
 
 
 @dataclass(frozen=True, slots=True)
-class Extra:
-    """Additional settings of one server."""
-
-    arguments: Sequence[str]
-    environment: Mapping[str, str]
-
-
-# vLLM's worker process spins for a second after each answer. On a machine of its own that is harmless, but in the lab
-# it takes a core from the other engines. Without a separate worker process nothing spins.
-QUIET: Final = Extra((), {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
-
-
-@dataclass(frozen=True, slots=True)
 class LabEngine:
-    """A running server. `events` and `replay` are ZMQ addresses."""
+    """A running server. `events` and `replay` are ZMQ addresses, where it publishes anything."""
 
     model: str
     kind: str  # the engine's dialect
@@ -56,15 +43,26 @@ class LabEngine:
 class LabEngines(Assembly):
     """`async with LabEngines(models, folder) as engines:` starts a server for each name in `models`, and stops them.
 
-    A name is of a model, on vLLM, or `sglang:MODEL`. `extra` gives additional settings by server index. Builds the
-    environments if needed. Raises UserError for what the user can change, ChildError if a server does not start.
+    A name is of a model, on vLLM, or `sglang:MODEL`. `extra` gives additional settings by server index; without
+    `observable` a server has its default flags, apart from what a CPU needs. Builds the environments if needed. Raises
+    UserError for what the user can change, ChildError if a server does not start.
     """
 
-    def __init__(self, models: Sequence[str], folder: Path, extra: Callable[[int], Extra] | None = None) -> None:
+    def __init__(
+        self,
+        models: Sequence[str],
+        folder: Path,
+        extra: Callable[[int], Extra] | None = None,
+        *,
+        quiet: bool = False,
+        observable: bool = True,
+    ) -> None:
         self.running: tuple[LabEngine, ...] = ()
         self._models = models
         self._folder = folder
-        self._extra = extra if extra is not None else lambda _: Extra((), {})
+        self._extra = extra if extra is not None else lambda _: NOTHING_MORE
+        self._quiet = quiet
+        self._observable = observable
 
     async def ended(self) -> Never:
         """Raise when a server ends by itself."""
@@ -78,14 +76,16 @@ class LabEngines(Assembly):
         ports = free_ports(3 * len(wanted))
         for number, (kind, model) in enumerate(wanted):
             server, more = SERVERS[kind], self._extra(number)
+            quiet = server.quiet if self._quiet else NOTHING_MORE
             start = Start(environment.python(pythons[kind]), model, self._folder, number, *ports[3 * number :][:3])
             events, replay = server.publishes(start)
+            observable = server.observable(events, replay) if self._observable else ()
             log = self._folder / f"{kind}-{number}.log"
             child = Child(
                 f"{server.contents.title} with {model}",
-                [*server.command(start, events, replay), *more.arguments],
+                [*server.command(start), *observable, *quiet.arguments, *more.arguments],
                 log,
-                environment={**server.environment, **more.environment},
+                environment={**server.environment, **quiet.environment, **more.environment},
             )
             await stack.enter_async_context(child)
             started.append(LabEngine(model, kind, f"127.0.0.1:{start.port}", events, replay, child))

@@ -18,7 +18,7 @@ from typing import Final
 from fairlead.errors import UserError
 from fairlead.processes import free_ports
 from lab import environment
-from lab.engines import Extra
+from lab.servers import Extra
 
 CONTEXT_TOKENS: Final = 8192  # longer than the tiny models were trained for: their answers are noise, but deterministic
 ABORT_S: Final = 10

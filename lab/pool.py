@@ -36,7 +36,7 @@ def known(folder: Path) -> Learnt:
 
 @asynccontextmanager
 async def running_front(
-    engines: LabEngines, learnt: Learnt, policy: str, folder: Path, **sections: object
+    engines: LabEngines, learnt: Learnt, policy: str, folder: Path, /, **sections: object
 ) -> AsyncIterator[Front]:
     """The sidecar, following the engines' KV events, and Envoy; warmed up to learn token counts."""
     running = engines.running

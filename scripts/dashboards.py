@@ -107,8 +107,8 @@ DECISIONS = Dashboard(
             "Expected cost of the chosen endpoint, by term",
             "s",
             {_share("fairlead_cost_seconds_sum", "fairlead_cost_seconds_count", "term"): "{{term}}"},
-            "rtt, prefill, queue and decode add up to the expected latency; total is that divided by the chance of "
-            "being right",
+            "rtt, prefill, queue and decode add up to the expected latency, with adapter for requests that have one "
+            "loaded; total is that divided by the chance of being right",
         ),
         _quantiles("Time of a decision", "fairlead_decision_seconds", "", "From the whole body, parsing included"),
         Panel("Attempts a second, by model", "reqps", {_rate("fairlead_attempts_total", "model"): "{{model}}"}),
@@ -209,12 +209,24 @@ ADMISSION = Dashboard(
             "What became of requests that waited, a second",
             "reqps",
             {_rate_or_zero("fairlead_waited_requests_total", "priority, outcome"): "{{priority}} {{outcome}}"},
-            "go: it began after all; the others were refused with 429 or 503",
+            "go: it began after all; evicted: ended while it ran; the others were refused with 429 or 503",
         ),
         Panel(
             "How long they waited",
             "s",
             {f"{_quantile(0.95, 'fairlead_wait_seconds', 'priority')} or vector(0)": "p95 {{priority}}"},
+        ),
+        Panel(
+            "Requests over their tenant's rate limit",
+            "reqps",
+            {_rate_or_zero("fairlead_rate_limited_requests_total", "limit"): "{{limit}}"},
+            "Refused with 429; which tenants have little left is at /debug/rates",
+        ),
+        Panel(
+            "Part of each rate limit that a sidecar may grant",
+            "percentunit",
+            {_greatest("fairlead_rate_limit_share", "instance"): "{{instance}}"},
+            "1 while sidecars share what they granted over Redis",
         ),
         Panel("Endpoints", "short", {f"count({_of('fairlead_endpoint_up')})": "in the pool"}),
         Panel(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# How long one example takes says how busy the machine is; pytest-timeout is for tests that hang.
-settings.register_profile("any machine", deadline=None)
+# How long one example takes says how busy the machine is; pytest-timeout is for tests that hang. Examples are the same
+# in every run, so that a test fails for what was changed; `pytest --hypothesis-profile explore` looks for new ones.
+BUSY = [HealthCheck.too_slow]  # it measures the machine, too
+settings.register_profile("any machine", deadline=None, derandomize=True, suppress_health_check=BUSY)
+settings.register_profile("explore", deadline=None, max_examples=2_000, suppress_health_check=BUSY)
 settings.load_profile("any machine")
 
 STARTS_REAL_PARTS = {"stack", "envoy", "redis", "browser", "lab"}  # fixtures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,13 @@ def test_no_layer_may_import_the_one_above_it(imports: grimp.ImportGraph, lower:
 @pytest.mark.parametrize(("one", "other"), [pair for layer in LAYERS for pair in permutations(layer, 2)])
 def test_packages_of_one_layer_may_not_import_each_other(imports: grimp.ImportGraph, one: str, other: str) -> None:
     assert not is_kept(with_import(imports, f"fairlead.{one}", f"fairlead.{other}"))
+
+
+def test_the_documented_layers_are_the_checked_ones() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("| layer | what it is |\n|---|---|\n")
+    rows = [line.split("|")[1] for line in table.partition("\n\n")[0].splitlines()]
+    assert [sorted(re.findall(r"`(\w+)`", row)) for row in rows] == [sorted(layer) for layer in LAYERS]
 
 
 def test_a_package_that_stands_in_no_layer_is_an_error(imports: grimp.ImportGraph) -> None:

@@ -7,11 +7,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+Condition = Callable[[], Any]  # plain, or a coroutine function
 WITHIN_S = 60.0  # ends a test that would hang; what a test waits for comes in milliseconds
 
 
-async def until(condition: Callable[[], Any], what: str = "", within_s: float = WITHIN_S) -> None:
-    """Wait for `condition`, plain or a coroutine function."""
+async def until(condition: Condition, what: str = "", within_s: float = WITHIN_S) -> None:
+    """Wait until `condition` is true."""
     try:
         async with asyncio.timeout(within_s):
             while True:

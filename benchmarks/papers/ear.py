@@ -23,11 +23,12 @@ from fairlead.tools.bench.markdown import table
 from fairlead.tools.estimates import estimate
 from fairlead.tools.origin import commit, date
 from fairlead.tools.replay.claude_code import Sampling
+from fairlead.tools.replay.network import Link
 from fairlead.tools.replay.policy_spec import faster_for, read_policy_spec
 from fairlead.tools.replay.replay_report import Column, ReplayResults
 from fairlead.tools.replay.rows import LatencyTarget, Rows, summarise
 from fairlead.tools.replay.run import ReplayPlan, RunResult, Traffic, run, workload_of
-from fairlead.tools.replay.split import Link, SplitSimulation
+from fairlead.tools.replay.split import SplitSimulation
 from fairlead.tools.replay.world import World, alike
 
 TRACE = "benchmarks/data/claude_code.jsonl.gz"

@@ -28,12 +28,12 @@ from fairlead.statistics import quantile
 from fairlead.tools.bench.markdown import table
 from fairlead.tools.estimates import Estimate, estimate, ratio
 from fairlead.tools.origin import commit
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.claude_code import Sampling
 from fairlead.tools.replay.moving import MovingSimulation
 from fairlead.tools.replay.policy_spec import faster_for, read_policy_spec
 from fairlead.tools.replay.rows import LatencyTarget, Rows, RunSummary, summarise
 from fairlead.tools.replay.run import Traffic, workload_of
-from fairlead.tools.replay.simulation import AttemptRecord
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World, alike
 

@@ -29,8 +29,9 @@ from fairlead.tools.bench import markdown
 from fairlead.tools.bench.machine import machine_facts, this_machine
 from fairlead.tools.estimates import Estimate, estimate
 from fairlead.tools.fit import fit_model, read_attempts, write_family
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.policy_spec import read_policy_spec
-from fairlead.tools.replay.simulation import AttemptRecord, Simulation
+from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Conversation, Turn, Workload
 from fairlead.tools.replay.world import EngineSpec, Retries, World
 from fairlead.tools.simulate.parameters import EngineParameters

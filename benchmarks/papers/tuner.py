@@ -33,11 +33,12 @@ from fairlead.statistics import quantile
 from fairlead.tools.bench import markdown
 from fairlead.tools.bench.machine import machine_facts, this_machine
 from fairlead.tools.estimates import Estimate, estimate
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.logged import LoggedSimulation
 from fairlead.tools.replay.observed import observed, world_yaml
 from fairlead.tools.replay.policy_spec import faster_for, read_policy_spec
 from fairlead.tools.replay.run import Traffic
-from fairlead.tools.replay.simulation import AttemptRecord, Simulation
+from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.traces import read_trace
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World

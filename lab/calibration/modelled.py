@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fairlead.tools.simulate.engine import Engine, EngineRequest, EventKind
+from fairlead.tools.simulate.engine import Engine
+from fairlead.tools.simulate.engine_request import EngineRequest, EventKind
 from fairlead.tools.simulate.parameters import EngineParameters
 from fairlead.tools.simulate.tokens import from_ids
 from lab.calibration.load import OUTPUT_TOKENS, Session

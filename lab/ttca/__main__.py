@@ -7,13 +7,14 @@ from pathlib import Path
 
 from fairlead.tools.study import progress_bar
 from lab import command
-from lab.__main__ import POOL
+from lab.__main__ import POOL, add_models, models_of
 from lab.ttca import figures, measure, report
 
 
 def main() -> None:
-    about = "The LAAR experiment on real vLLM servers with the lab's tiny models; some minutes."
-    parser = command.parser("lab.ttca", about, "--questions 2 --repeats 2 --out quick-look")
+    about = "The LAAR experiment on real vLLM and SGLang servers with the lab's tiny models; some minutes."
+    parser = command.parser("lab.ttca", about, "heron sglang:stork --questions 2 --repeats 2 --out quick-look")
+    add_models(parser)
     count = command.at_least_one
     parser.add_argument("--learn", type=count, default=12, metavar="N", help="questions to fit on, in each cell")
     parser.add_argument(
@@ -24,9 +25,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.repeats < 2:
         parser.error("--repeats must be 2 or more")
-    plan = measure.Plan(POOL, options.learn, options.questions, options.repeats, options.seed)
+    servers = tuple(models_of(parser, options.models or POOL, "vllm"))
+    if len({measure.model_of(server) for server in servers}) < len(servers):
+        parser.error("each model on one server: a question that failed goes to another model")
+    plan = measure.Plan(servers, options.learn, options.questions, options.repeats, options.seed)
+    named = "".join(f"{each} " for each in options.models)
     asked = (
-        f"python -m lab.ttca --learn {plan.learnt_from} --questions {plan.questions} --repeats {plan.repeats} "
+        f"python -m lab.ttca {named}--learn {plan.learnt_from} --questions {plan.questions} --repeats {plan.repeats} "
         f"--seed {plan.seed}"
     )
     with command.ending():

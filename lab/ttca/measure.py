@@ -21,7 +21,7 @@ from fairlead.tools.demo.front import Front
 from fairlead.tools.demo.learning import Learnt
 from fairlead.tools.demo.traffic import ASKERS, MAX_ATTEMPTS, ROUTE, client_of
 from lab import words
-from lab.engines import QUIET, LabEngines
+from lab.engines import LabEngines
 from lab.pool import body_of, forget_prompts, running_front
 from lab.ttca.learning import fit, record, right_by_cell
 
@@ -36,7 +36,7 @@ Report = Callable[[], None]
 class Plan(msgspec.Struct, frozen=True):
     """The size of a measurement: questions in each cell, a cell being a language and a length."""
 
-    models: tuple[str, ...]
+    servers: tuple[str, ...]  # ENGINE:MODEL
     learnt_from: int
     questions: int
     repeats: int
@@ -47,8 +47,12 @@ class Plan(msgspec.Struct, frozen=True):
         return len(words.LANGUAGES) * len(LENGTHS_TOKENS)
 
     def steps(self) -> int:
-        learning = self.learnt_from * self.cells * len(self.models)
+        learning = self.learnt_from * self.cells * len(self.servers)
         return learning + self.questions * self.cells * self.repeats * len(POLICIES)
+
+
+def model_of(server: str) -> str:
+    return server.partition(":")[2]
 
 
 class Try(msgspec.Struct, frozen=True, array_like=True):
@@ -96,7 +100,7 @@ async def run(command: str, plan: Plan, out: Path, report: Report) -> Results:
     machine = this_machine()
     with tempfile.TemporaryDirectory(prefix="fairlead-ttca-") as name:
         folder = Path(name)
-        async with LabEngines(plan.models, folder, lambda _: QUIET) as engines:
+        async with LabEngines(plan.servers, folder, quiet=True) as engines:
             learning = halves(plan, "first", plan.learnt_from)
             table = out / "attempts.csv"
             async with running_front(engines, Learnt(None, {}, {}), OURS[0], folder) as front:

@@ -15,7 +15,8 @@ from fairlead.tools.demo.results import Improvement, QuestionResult, improvement
 from fairlead.tools.demo.traffic import ASKERS, MAX_ATTEMPTS
 from fairlead.tools.estimates import Estimate, estimate
 from lab import command, words
-from lab.ttca.measure import BASELINES, LENGTHS_TOKENS, OURS, POLICIES, Asked, Results
+from lab.servers import SERVERS
+from lab.ttca.measure import BASELINES, LENGTHS_TOKENS, OURS, POLICIES, Asked, Results, model_of
 
 DIFFER_BY: Final = (
     0.3  # difference of the share right between best and worst model from which models count as different
@@ -28,8 +29,8 @@ _LIMITS: Final = """\
 accuracy falls with length and differs by script was not written down anywhere, it came out of training; how it falls \
 in a large model is another matter. What is shown is that the machinery works on real engines and real mistakes: \
 attempts recorded, fitted, routed by, retried.
-- Prompts are 64 to 1,024 tokens and a request takes tens of milliseconds, most of it vLLM's own fixed cost on a CPU. \
-On a GPU with prompts of 64K tokens a wrong attempt costs thousands of times more, and prefill decides.
+- Prompts are 64 to 1,024 tokens and a request takes tens of milliseconds, most of it the engine's own fixed cost on a \
+CPU. On a GPU with prompts of 64K tokens a wrong attempt costs thousands of times more, and prefill decides.
 - All engines, Envoy, the sidecar and the askers share {cores} cores, so a policy that sends fewer requests makes each \
 request faster, and anything else on the machine shows in the times (see the load averages).
 - Answers are judged by the asker, who knows the right one. Without such a judge there is no time to correct answer.
@@ -50,7 +51,7 @@ def markdown(results: Results) -> str:
     asked = plan.questions * plan.cells
     parts = [
         f"# Time to correct answer on real engines\n\n{facts}",
-        f"{len(plan.models)} vLLM servers on CPU, one for each tiny model ({', '.join(plan.models)}); `fairlead serve` "
+        f"{_servers(plan.servers)} on CPU, one for each tiny model; `fairlead serve` "
         f"with the same configuration under every policy but for its name; a real Envoy; {ASKERS} questions at a time, "
         f"up to {MAX_ATTEMPTS} attempts, temperature 0. {plan.repeats} repeats of {asked} questions, evenly over "
         f"{len(words.LANGUAGES)} scripts and {len(LENGTHS_TOKENS)} lengths; every policy is asked the same ones, from "
@@ -64,6 +65,7 @@ def markdown(results: Results) -> str:
         "## Mean time to correct answer against others\n\nNegative is shorter. 95 % bootstrap interval over "
         "questions, all repeats together; where models differ, and in brackets over all questions.\n\n"
         + _improvements(results, cells),
+        "## Where the attempts went\n\nShare of all attempts, by model and what it runs on.\n\n" + _went(results),
         "## Success by attempt\n\n" + _by_attempt(results) + "\n\n![Success against time](success.png)",
         f"## By script and length\n\n![Improvement by script and length](improvement.png)\n\n"
         f"Share right on the first half of the questions:\n\n{_accuracy(results)}",
@@ -130,6 +132,25 @@ def _improvements(results: Results, cells: set[tuple[str, int]]) -> str:
 def _change(found: Improvement) -> str:
     text = f"{-found.share:+.0%} ({-found.high:+.0%} to {-found.low:+.0%})"
     return text if found.beyond_chance else f"{text}, may be chance"
+
+
+def _servers(servers: Sequence[str]) -> str:
+    """`2 vLLM servers (heron, swift) and 2 SGLang servers (stork, wren)`."""
+    said = []
+    for kind in SERVERS:
+        models = [model_of(server) for server in servers if server.startswith(f"{kind}:")]
+        if models:
+            plural = "s" if len(models) > 1 else ""
+            said.append(f"{len(models)} {SERVERS[kind].contents.title} server{plural} ({', '.join(models)})")
+    return " and ".join(said)
+
+
+def _went(results: Results) -> str:
+    rows = []
+    for policy in POLICIES:
+        tries = [one.model for asked in results.of(policy) for one in asked.tries]
+        rows.append((policy, *[f"{tries.count(model_of(server)) / len(tries):.0%}" for server in results.plan.servers]))
+    return table(("policy", *results.plan.servers), rows)
 
 
 def _by_attempt(results: Results) -> str:

@@ -244,7 +244,7 @@ async def test_a_session_that_is_not_known_is_answered_with_a_sentence(admin: Cl
     response = await admin.get(URL(f"/debug/sessions/{unknown}", encoded=True))
     text = await response.text()
     assert (response.status, response.content_type) == (404, "text/plain")
-    assert text.startswith("this sidecar knows no such session: it never came, was idle for more than 3600 s")
+    assert text.startswith("this sidecar knows no such session: no request named it, it was idle for more than 3600 s")
     assert "x-session-id" in text
     assert "script" not in text
 

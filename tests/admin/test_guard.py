@@ -20,7 +20,7 @@ Client = TestClient[Any, Any]
 PAGES = (
     "/", "/page/status.js", "/healthz", "/readyz", "/metrics", "/debug/decisions", "/debug/endpoints", "/debug/status",
     "/debug/config", "/debug/waiting", "/debug/calibration", "/debug/tuner", "/debug/sessions/s", "/debug/requests/r",
-    "/no/such/page",
+    "/debug/rates", "/no/such/page",
 )  # fmt: skip
 ORDERS = ("/debug/tuner", *(f"/migrate/{name}" for name in ("move", "session", "cancel", "drain", "undrain")))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import aiohttp
 import pytest
@@ -11,6 +12,8 @@ from selenium.webdriver.common.keys import Keys
 
 from fairlead.admission.waiting import Waiting
 from fairlead.core.capability import Capability
+from fairlead.core.facts import RequestFacts
+from fairlead.core.in_flight import InFlight
 from fairlead.core.language import LANGUAGES
 from fairlead.core.lengths import BUCKETS
 from fairlead.core.load import Load
@@ -190,6 +193,28 @@ def test_a_refused_request_is_found_with_the_sentence_it_got(admin: AdminPort, b
     browser.find("#request-id").send_keys("never", Keys.ENTER)
     browser.until_text("#request-answer", "has this x-request-id")
     assert browser.text("#story") == ""
+
+
+def test_a_split_request_shows_both_endpoints_and_the_terms_of_both_ways(browser: Browser) -> None:
+    same: dict[str, Any] = {"kv_connector": "proxy", "transfer_ms_per_token": 0.001}
+    endpoints = [
+        make_endpoint("10.0.0.1:1", "small", role="prefill", **same),
+        make_endpoint("10.0.0.2:1", "small", role="decode", inflight_requests=9, decoding_requests=9, **same),
+    ]
+    with AdminPort(endpoints, {}) as admin:
+        admin.decide("small", text="long ago " * 500)
+        browser.open(admin.url)
+        assert "prompt at 10.0.0.1:1" in browser.text("#decisions tbody tr:first-child")
+        assert "prefill only" in browser.text("#endpoints tbody tr:first-child")
+        browser.js("document.querySelector('.expand').click()")
+        browser.until(lambda: browser.count("#decisions .ways > li") == 2, "both ways are shown")
+        alone, split = (browser.text(f"#decisions .ways > li:nth-child({n})") for n in (1, 2))
+        assert "stalls others" in alone
+        assert "10.0.0.1:1 → 10.0.0.2:1" in split
+        assert "transfer" in split
+        assert browser.count("#decisions .ways > li.chosen") == 1
+        browser.js("document.querySelector('#decisions .more button').click()")
+        browser.until_text("#story", "10.0.0.1:1 → 10.0.0.2:1")
 
 
 def test_the_story_of_a_decision_opens_from_its_row(admin: AdminPort, browser: Browser) -> None:
@@ -390,6 +415,26 @@ def test_learned_speeds_say_what_they_are_worth(admin: AdminPort, browser: Brows
     row = browser.text("#speeds tbody tr:first-child")
     for shown in ("small", "adapters: sql-lora", "default", "prefill: no answer yet", "not known apart"):
         assert shown in row
+
+
+def test_the_load_of_an_adapter_is_a_part_of_the_cost_and_its_slots_are_among_the_details(
+    admin: AdminPort, browser: Browser
+) -> None:
+    def decide() -> None:
+        engine = admin.services.router.pool.by_address["10.0.0.1:1"]
+        engine.identified(EngineIdentity("0.32.0", ("small", "sql-lora"), adapters=("sql-lora",)))
+        admin.services.router.pool = admin.services.router.pool.renewed()
+        facts = RequestFacts("sql-lora", 100, 10, "en", 0).of_adapter("sql-lora")
+        in_flight = admin.services.router.admit(facts)
+        assert isinstance(in_flight, InFlight)
+        admin.services.recorder.decided(facts, in_flight.decision, b"adapted", 0.001)
+
+    admin.do(decide)
+    browser.open(admin.url)
+    browser.until_text("#decisions", "sql-lora")
+    assert browser.count("#decisions .bar .adapter") == 1
+    browser.js("document.querySelector('#endpoints .details').click()")
+    browser.until_text("#endpoints", "sql-lora; 1 slot; a load takes 100 ms, not learned yet")
 
 
 def test_sources_say_how_old_their_sets_are_and_what_is_withheld(admin: AdminPort, browser: Browser) -> None:

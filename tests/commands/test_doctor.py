@@ -23,8 +23,11 @@ async def found(url: str, **headers: str) -> dict[str, Finding]:
 
 
 @asynccontextmanager
-async def plain_server(*, key: str = "") -> AsyncIterator[str]:
-    """An OpenAI-compatible server that is no engine we know: an answer without counts, and no other page."""
+async def plain_server(*, key: str = "", most_bytes: int = 1 << 20) -> AsyncIterator[str]:
+    """An OpenAI-compatible server that is no engine we know: an answer without counts, and no other page.
+
+    `most_bytes` is of a prompt.
+    """
 
     async def models(request: web.Request) -> web.Response:
         if key and request.headers.get("authorization") != f"Bearer {key}":
@@ -35,6 +38,8 @@ async def plain_server(*, key: str = "") -> AsyncIterator[str]:
         body: dict[str, Any] = await request.json()
         if body["model"] != "tiny":
             return web.json_response({"error": {"message": "no such model"}}, status=400)
+        if len(body["messages"][0]["content"]) > most_bytes:
+            return web.json_response({"error": {"message": "too long"}}, status=400)
         choice = {"index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}
         return web.json_response({"id": "1", "object": "chat.completion", "choices": [choice]})
 
@@ -84,6 +89,14 @@ async def test_a_plain_server_withholds_most_and_each_line_says_what_is_lost() -
     page = text(seen)
     assert page.startswith(f"{url}: of an unknown kind, treated as vLLM")
     assert "--enable" not in page  # whose flags these would be is not known
+
+
+async def test_a_server_of_a_short_context_is_asked_less() -> None:
+    async with plain_server(most_bytes=500) as url:
+        assert (await examine(url, {})).first.status == 200
+    async with plain_server(most_bytes=5) as url:
+        usage = (await found(url))["usage"]
+    assert (usage.verdict, "a chat request gets 400" in usage.saw, "too long" in usage.saw) == ("withholds", True, True)
 
 
 async def test_a_server_with_a_key_is_asked_with_it() -> None:

@@ -41,7 +41,7 @@ def test_check_ends_with_two_and_one_sentence_for_a_mistake(tmp_path: Path) -> N
     path.write_text(CONFIG + "nonsense: 1\n")
     done = run("check", "--config", str(path))
     assert done.returncode == 2
-    assert done.stderr.startswith(f"fairlead: {path}:2: nonsense: unknown key. Known are: listen, gateway, pool, ")
+    assert done.stderr.startswith(f"fairlead: {path}:2: nonsense: unknown key. Known keys: listen, gateway, pool, ")
     assert done.stderr.count("\n") == 1
 
 

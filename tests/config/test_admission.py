@@ -19,7 +19,7 @@ PRIORITIES = "{chat: {level: 10}, batch: {level: -1, max_wait_s: 200, max_reques
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ("{routes: {m: chat}}", 'admission.routes.m: no priority is called "chat"; known are: none'),
+        ("{routes: {m: chat}}", 'admission.routes.m: no priority is called "chat"; known names: none'),
         ("{default: chat, priorities: {batch: {level: 1}}}", 'admission.default: no priority is called "chat"'),
         ("{priorities: {a: {level: 1}, b: {level: 1}}}", 'admission.priorities.b.level: is also the level of "a"'),
         ("{priorities: {a: {level: 1, share: 0.5}, b: {level: 0}}}", "admission.priorities.a.share: is less than 1"),
@@ -27,6 +27,7 @@ PRIORITIES = "{chat: {level: 10}, batch: {level: -1, max_wait_s: 200, max_reques
         ("{max_wait_s: 600}", "admission.max_wait_s: must be 240 or less"),
         ("{priorities: {a: {level: 1}}, routes: {n: a}}", 'admission.routes.n: "n" is no route and no served model'),
         ("{slo: {n: {ttft_ms: 5}}}", 'admission.slo.n: "n" is no route and no served model'),
+        ("{evict: lower}\nlisten: {server: grpcio}", "admission.evict: only the native server can end an answer"),
         ("{slo: {m: {}}}", "admission.slo.m: wants nothing; write ttft_ms, tpot_ms or both"),
         ("{header: 'x y', vouched_by: us}", "admission.header: "),
     ],
@@ -41,7 +42,7 @@ def test_without_the_section_nothing_waits() -> None:
     config = parse(POOL)
     assert rules_of(config.admission) is None
     assert longest_wait_s(None) == 0
-    assert naming_of(config).headers == naming_of(parse(POOL + "tenants: {header: x-t}\n")).headers
+    assert naming_of(config).priority_headers == ()
 
 
 def test_priorities_become_bands() -> None:
@@ -71,7 +72,9 @@ def test_headers_that_nobody_vouches_for_are_not_read_and_are_removed_by_envoy(v
     believed = bool(vouched_by)
     assert (naming.level({b"x-gateway-inference-objective": b"batch"}, "m") == -1) is believed
     assert (naming.tenant({b"x-llm-d-inference-fairness-id": b"t"}) == b"t") is believed
-    assert ("remove: x-gateway-inference-objective" in render(bootstrap(config))) is not believed
+    removed = render(bootstrap(config))
+    assert ("remove: x-gateway-inference-objective" in removed) is not believed
+    assert ("remove: x-llm-d-model-name-rewrite" in removed) is not believed
 
 
 def test_an_objective_names_a_level_of_its_own_or_a_configured_one() -> None:

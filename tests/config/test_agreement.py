@@ -19,6 +19,16 @@ def reported(text: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
+def test_an_endpoint_that_only_prefills_needs_a_way_to_one_that_decodes() -> None:
+    prefill = "    - {address: '127.0.0.1:8002', model: small, role: prefill%s}\n"
+    [without] = reported(POOL + prefill % "")
+    assert without.startswith("f.yaml:5: pool.endpoints[2].kv_transfer: is required with role prefill")
+    [alone] = reported(POOL + prefill % ", kv_transfer: {connector: nixl}")
+    assert alone == (
+        'f.yaml:5: pool.endpoints[2].role: no endpoint of "small" decodes with kv_transfer nixl; add one, or write both'
+    )
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [

@@ -68,7 +68,7 @@ def test_one_endpoint_is_enough() -> None:
         (MINIMAL + "reuse:\n  x: {always: [order]}\n", 'f.yaml:3: reuse.x: "x" is no route and no served model'),
         (MINIMAL + "reuse:\n  m: {always: [sort]}\n", "f.yaml:3: reuse.m.always[0]"),
         (MINIMAL + "policy:\n  name: lar\n", 'f.yaml:3: policy.name: no policy is called "lar"; did you mean "laar"?'),
-        (MINIMAL + "policy: {name: xyzzy}\n", 'no policy is called "xyzzy". Known are'),
+        (MINIMAL + "policy: {name: xyzzy}\n", 'no policy is called "xyzzy". Known names'),
         (MINIMAL + "policy: laar\n", "f.yaml:2: policy: must be a mapping with the policy's name; write {name: laar}"),
         (MINIMAL + "policy:\n  name: laar\n  alfa: 1\n",
          'f.yaml:4: policy.alfa: policy laar: no parameter is called "alfa"; its parameters are: alpha=0.7'),
@@ -152,7 +152,7 @@ def test_a_misspelt_key_is_reported_with_what_it_may_have_been_and_what_else_is_
     with pytest.raises(ConfigError) as caught:
         parse(MINIMAL + "observe: {intervall_ms: 5}\n", "f.yaml")
     reported = str(caught.value)
-    assert reported.startswith('f.yaml:2: observe.intervall_ms: unknown key; did you mean "interval_ms"? Known are: ')
+    assert reported.startswith('f.yaml:2: observe.intervall_ms: unknown key; did you mean "interval_ms"? Known keys: ')
     assert "rtt_alpha" in reported
     assert "listen" not in reported
 

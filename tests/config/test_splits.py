@@ -24,7 +24,7 @@ def test_a_split_is_a_route_whose_heaviest_model_is_the_first_without_the_sideca
         ("{split: {a: 0}}", "routes.chat.split.a: must be 1 or more"),
         ("{split: {}}", "routes.chat.split: needs 1 or more entries"),
         ("{split: {c: 1}}", 'routes.chat.split.c: no endpoint serves "c"'),
-        ("{split: {a: 1}, thresholds: [1]}", "routes.chat.thresholds: does not go with the keys beside it"),
+        ("{split: {a: 1}, thresholds: [1]}", "routes.chat.thresholds: cannot stand together with the other keys here"),
     ],
 )
 def test_a_mistake_is_reported_at_its_key(route: str, message: str) -> None:

@@ -7,7 +7,6 @@ import re
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fairlead.context.blocks import FORMATS
@@ -255,7 +254,12 @@ def lines_that_split(form: str, body: str) -> bool:
     return (form == "separator" and "---" in body) or (form == "markdown" and ("# heading" in body or "```" in body))
 
 
-@hypothesis_settings(deadline=None)
+def parts_of(form: str, body: str) -> list[str]:
+    """The documents that a reader sees: a body with its own form's separator or heading in it is several."""
+    separators = {"separator": r"\n---\n", "markdown": r"\n(?=# )"}
+    return re.split(separators[form], body) if form in separators else [body]
+
+
 @given(st.lists(st.lists(st.tuples(FORM, LISTED), min_size=1, max_size=4), min_size=1, max_size=3))
 def test_no_document_is_lost_or_cut_and_no_reference_means_two(
     conversations: list[list[tuple[str, list[tuple[str, str]]]]],
@@ -290,8 +294,8 @@ def _meant(reference: str, turns: list[tuple[str, list[tuple[str, str]]]]) -> in
     if quoted is not None:
         words = quoted.group(1)
         candidates = {
-            body for form, documents in turns for (name, body) in documents
-            for item in (body, json.dumps({"id": name, "text": body}), f"# {name}\n{body}")
+            part for form, documents in turns for (name, body) in documents for part in parts_of(form, body)
+            for item in (part, json.dumps({"id": name, "text": body}), f"# {name}\n{body}")
             if plain(item.encode()).decode().startswith(words)
         }  # fmt: skip
         return len(candidates)

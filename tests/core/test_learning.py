@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from fairlead.core.adapter_slots import USUAL_LOAD_MS, AdapterNeed
 from fairlead.core.budget import ObservationBudget
 from fairlead.core.endpoint import Speed
-from fairlead.core.learned_times import LEAST_SAMPLES
+from fairlead.core.learned_times import LEAST_LOADS, LEAST_SAMPLES
 from fairlead.core.learning import Learner
 from fairlead.core.observation import Observation
 from fairlead.core.pool import Pool
@@ -131,6 +132,13 @@ def test_of_a_prompt_that_is_not_new_it_is_taken_to_have_had_what_routing_expect
     assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.01)
 
 
+def test_what_routing_expects_is_a_share_of_the_prompt_as_its_engine_counts_it(pool: Pool) -> None:
+    """Half of the prompt, of which routing thought that it had a tenth of its tokens."""
+    half = seen(cached_tokens=None, estimated_tokens=100, expected_cached_tokens=50, first_token_ms=110.0)
+    learn(pool, *[half] * 20)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.01)
+
+
 def test_an_engine_that_has_reported_cached_tokens_leaves_them_out_where_there_are_none(pool: Pool) -> None:
     """As vLLM does with --enable-prompt-tokens-details: routing expected 500, and the engine had evicted them."""
     missed = [seen(cached_tokens=None, expected_cached_tokens=500)] * 20
@@ -250,3 +258,47 @@ def opened(budget: ObservationBudget, address: str, now_s: float, messages: int 
         return False
     budget.ended(messages, streamed=messages > 1)
     return True
+
+
+LOADS = AdapterNeed(load_tokens=1000, wait_ms=0.0)
+
+
+def learn_loads(pool: Pool, *observations: Observation) -> None:
+    """Of a pool whose prefill is known already."""
+    learner = learn(pool, *[seen()] * LEAST_SAMPLES)
+    for observation in observations:
+        learner.observe(observation, pool)
+    learner.settle(pool)
+
+
+def test_an_adapters_load_is_what_its_first_answer_took_longer_than_a_prompt_does(pool: Pool) -> None:
+    learn_loads(pool, *[seen(first_token_ms=210.0 + 350.0, adapter=LOADS)] * LEAST_LOADS)
+    a, b, other = pool.endpoints
+    assert [a.speed.adapter_load_ms, b.speed.adapter_load_ms] == pytest.approx([350.0, 350.0], rel=0.01)
+    assert a.speed.prefill_ms_per_token == pytest.approx(0.2), "a load teaches nothing of prompts"
+    assert other.speed.adapter_load_ms == USUAL_LOAD_MS
+
+
+def test_an_engine_with_a_slow_disk_loads_slowly_and_others_of_its_model_do_not(pool: Pool) -> None:
+    slow = seen(address="b:1", first_token_ms=210.0 + 2000.0, adapter=LOADS)
+    fast = seen(first_token_ms=210.0 + 300.0, adapter=LOADS)
+    learn_loads(pool, *[slow] * LEAST_LOADS, *[fast] * (LEAST_LOADS + 1))
+    a, b, _ = pool.endpoints
+    assert (a.speed.adapter_load_ms, b.speed.adapter_load_ms) == pytest.approx((300.0, 2000.0), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"adapter": AdapterNeed(0, 0.0)},  # another request loads it
+        {"adapter": AdapterNeed(1000, 50.0)},  # it waits for a slot
+        {"adapter": LOADS, "engine_full": True},
+        {"adapter": LOADS, "first_token_ms": None, "total_ms": 5000.0},  # in one piece: most of it is decoding
+    ],
+)
+def test_a_first_token_that_waited_for_something_else_teaches_nothing_of_loads(
+    pool: Pool, more: dict[str, object]
+) -> None:
+    learn_loads(pool, *[seen(**{"first_token_ms": 5000.0} | more)] * LEAST_LOADS)
+    assert pool.endpoints[0].speed.adapter_load_ms == USUAL_LOAD_MS
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2)

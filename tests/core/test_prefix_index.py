@@ -222,7 +222,7 @@ ADDRESSES = ("a:1", "b:1", "c:1")
 class Step:
     """Something that happens; each kind of it uses the fields it needs."""
 
-    kind: Literal["insert", "fail", "forget", "evicted", "capacity", "wait"]
+    kind: Literal["insert", "fail", "forget", "remove", "evicted", "capacity", "wait"]
     address: str
     letters: str
     blocks: int
@@ -231,7 +231,7 @@ class Step:
 
 STEP = st.builds(
     Step,
-    kind=st.sampled_from(["insert", "insert", "insert", "fail", "forget", "evicted", "capacity", "wait"]),
+    kind=st.sampled_from(["insert", "insert", "insert", "fail", "forget", "remove", "evicted", "capacity", "wait"]),
     address=st.sampled_from(ADDRESSES),
     letters=LETTERS,
     blocks=st.integers(0, 14),
@@ -295,6 +295,10 @@ def test_it_says_what_plain_dicts_say_and_less_only_when_memory_is_short(
         elif step.kind == "forget":
             index.forget(step.address)
             plain.used_s[step.address].clear()
+        elif step.kind == "remove":
+            index.remove(step.address)
+            plain.used_s[step.address].clear()
+            plain.capacity[step.address] = 12
         elif step.kind == "evicted":
             index.evicted_before(step.address, now_s - step.seconds)
             plain.evicted_before(step.address, now_s - step.seconds)
@@ -392,6 +396,18 @@ def test_what_was_forgotten_is_given_back_while_others_are_inserted() -> None:
     for _ in range(101):
         index.insert((1, 2, 3), "b:1", 1)
     assert index.used_bytes - empty_bytes < (full_bytes - empty_bytes) / 10
+
+
+def test_engines_that_have_left_cost_nothing_once_what_they_held_is_given_back() -> None:
+    index, used = PrefixIndex(), []
+    for wave in ("b", "c"):  # the first one makes tables grow, which do not shrink
+        for number in range(100):
+            index.insert((10 * number, 4, 5), f"{wave}:{number}", 1)
+            index.remove(f"{wave}:{number}")
+        for _ in range(101):
+            index.insert((1, 2, 3), "a:1", 2)
+        used.append(index.used_bytes)
+    assert used[0] == used[1]
 
 
 def test_the_garbage_collector_sees_nothing_of_what_is_kept() -> None:

@@ -20,7 +20,7 @@ from fairlead.core.load import Load
 from fairlead.core.migration import Rules
 from fairlead.core.policy import Decision, Ranking, Refusal
 from fairlead.core.pool import FEW, Pool
-from fairlead.core.reported import EngineIdentity
+from fairlead.core.reported import EngineIdentity, EngineReport
 from fairlead.core.router import Router
 from fairlead.policies import build_policy
 from fairlead.policies.fairlead import Fairlead
@@ -38,6 +38,7 @@ weights = st.fixed_dictionaries(
     {name: st.sampled_from([0.0, 0.05, 1.0, 7.3]) for name in ("rtt_weight", "queue_weight", "crowd_weight")}
     | {"stall_weight": st.floats(0, 2), "batch_weight": st.floats(0, 2), "tie_ms": st.sampled_from([0.0, 2.0, 500.0])}
     | {"evict_weight": st.floats(0, 2), "least_answer_tokens": st.sampled_from([0.0, 100.0, 1000.0])}
+    | {"adapter_weight": st.sampled_from([0.0, 1.0, 3.3])}
 )
 speeds = st.builds(
     Speed, st.sampled_from([0.05, 0.1]), st.sampled_from([5.0, 20.0]), st.just(0.015), st.sampled_from([64.0, 256.0])
@@ -57,6 +58,7 @@ requests = st.builds(
     session=st.sampled_from([None, *[session_key(b"%d" % n) for n in range(3)]]),
     prefix=st.sampled_from(CHAINS),
     block_tokens=st.sampled_from([100.0, 333.3]),
+    adapter=st.sampled_from(["", "", "legal", "medical"]),
 )
 changes = st.one_of(
     st.tuples(st.just("end"), at),
@@ -70,6 +72,7 @@ changes = st.one_of(
     st.tuples(st.just("peers"), at, loads),
     st.tuples(st.just("carries"), at, loads),
     st.tuples(st.just("restart"), at),
+    st.tuples(st.just("adapters"), at, st.sampled_from([(), ("legal",), ("other", "another")])),
     st.tuples(st.just("identified"), at, st.sampled_from([None, 500, 5000])),
     st.tuples(st.just("respecified"), at, st.sampled_from(MODELS)),
     st.tuples(st.just("drain"), at),
@@ -144,6 +147,10 @@ class History:
                 carries(endpoint, **msgspec.structs.asdict(value))
             case "restart":
                 endpoint.generation += 1
+            case "adapters":
+                endpoint.reported(
+                    EngineReport(running_requests=1, adapter_slots=2, running_adapters=value, stale=False)
+                )
             case "identified":
                 endpoint.identified(EngineIdentity(max_model_len=value))
             case "respecified":

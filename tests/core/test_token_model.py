@@ -61,6 +61,17 @@ def test_one_prompt_that_was_counted_otherwise_hardly_matters() -> None:
     assert rates[PROSE] == pytest.approx(1.0, abs=0.1)
 
 
+@pytest.mark.parametrize("factor", [0.25, 1.75])
+def test_an_engine_that_counts_otherwise_hardly_moves_what_two_others_count(factor: float) -> None:
+    rng, made = Random(1), TokenModel()
+    for engine, prompts, share in (("a:1", 8, 1.0), ("b:1", 8, 1.0), ("c:1", 130, factor)):
+        for _ in range(prompts):
+            prose = rng.uniform(200, 2000)
+            made.add(((PROSE, prose), (HEAD, 1.0)), int(share * 0.85 * prose + 10), engine)
+    made.settle()
+    assert made.rates[PROSE] == pytest.approx(0.85, rel=0.1)
+
+
 def test_a_prompt_of_far_fewer_tokens_than_expected_leaves_no_rate_below_zero() -> None:
     assert min(model(({NUMBER["code"]: 56.0, HEAD: 1.0}, 7)).rates) == 0
 
@@ -108,6 +119,11 @@ def test_kinds_are_told_and_counted_before_anything_is_learned(text: str, kind: 
     kinds = [KINDS[each.kind] for each in found]
     assert kinds.count(kind) > 0.8 * len(kinds)
     assert sum(each.tokens for each in found) / len(text.encode()) == pytest.approx(tokens_per_byte, rel=0.25)
+
+
+def test_letters_without_spaces_are_not_one_word() -> None:
+    text = "".join(Random(1).choices("acgt", k=4096)).encode()
+    assert 0.2 < sum(each.tokens for each in slices(text)) / len(text) < 0.5
 
 
 @pytest.mark.parametrize("text", [text for text, _, _ in MEASURED], ids=[kind for _, kind, _ in MEASURED])

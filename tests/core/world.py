@@ -95,4 +95,5 @@ def request(
         bucket=more.get("bucket", 0),
         attempted=tuple(attempted),
         session=session_key(session.encode()) if session else None,
+        adapter=more.get("adapter", ""),
     )

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from fairlead.core.moves import Move, Stay
 from fairlead.core.policy import Outcome
 from fairlead.decision_log import columns
-from fairlead.decision_log.columns import COLUMNS, Anonymous, Ended
+from fairlead.decision_log.columns import COLUMNS, Anonymous
 from tests.decision_log.world import MODELS, Pool
 
 
 def row(anonymous: Anonymous, pool: Pool, *, request_id: bytes = b"id-1", **facts: Any) -> dict[str, Any]:
-    asked, decision, outcome = pool.ended(**facts)
-    ended = Ended(asked, decision, outcome, decision.addresses[0], request_id, 1000.0)
-    values = anonymous.row(ended, MODELS)
+    values = anonymous.row(pool.ended(request_id=request_id, **facts), 1000.0, MODELS)
     assert len(values) == len(COLUMNS)
     return dict(zip(COLUMNS, values, strict=True))
 
@@ -42,14 +40,14 @@ def test_what_was_not_observed_is_null_and_the_prompt_has_its_estimate() -> None
 
 
 def test_why_a_session_moves_or_stays_is_reported() -> None:
-    asked, decision, outcome = Pool().ended()
+    ended = Pool().ended()
     for migration, expected in (
-        (Move(b"s", "a:1", "b:1", "copy", 900, 0, 0, "a:1"), "copy to b:1"),
+        (Move(b"s", "a:1", "b:1", "copy", 900, 0, "a:1"), "copy to b:1"),
         (Stay("cooling"), "stays: cooling"),
         (None, None),
     ):
-        changed = msgspec.structs.replace(decision, migration=migration)
-        values = Anonymous().row(Ended(asked, changed, outcome, "b:1", b"id", 1000.0), MODELS)
+        decision = msgspec.structs.replace(ended.decision, migration=migration)
+        values = Anonymous().row(msgspec.structs.replace(ended, decision=decision), 1000.0, MODELS)
         assert dict(zip(COLUMNS, values, strict=True))["migration"] == expected
 
 

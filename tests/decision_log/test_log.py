@@ -14,8 +14,8 @@ from fairlead.config import Decisions
 from fairlead.decision_log import files, log, open_log
 from fairlead.decision_log.columns import COLUMNS
 from fairlead.decision_log.log import MOST_WAITING, DecisionLog
-from fairlead.decision_log.reader import read_decisions
 from fairlead.errors import UserError
+from fairlead.tools.decisions import read_decisions
 from tests.decision_log.world import MODELS, Pool
 
 
@@ -27,8 +27,7 @@ def opened(folder: Path, **settings: Any) -> DecisionLog:
 
 def add(into: DecisionLog, pool: Pool, requests: int = 1, **facts: Any) -> None:
     for number in range(requests):
-        asked, decision, outcome = pool.ended(**facts)
-        into.add(asked, decision, outcome, decision.addresses[0], b"id-%d" % number)
+        into.add(pool.ended(request_id=b"id-%d" % number, **facts))
 
 
 async def test_what_was_added_is_in_a_file_when_the_log_has_stopped(tmp_path: Path) -> None:

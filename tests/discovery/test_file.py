@@ -40,8 +40,8 @@ def test_json_is_read_too(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "is no list of endpoints; write [] for none"),
-        ("pool: {}", "is no list of endpoints; write [] for none"),
+        ("", "is not a list of endpoints; write [] for none"),
+        ("pool: {}", "is not a list of endpoints; write [] for none"),
         ("- [", "is neither JSON nor YAML"),
         ("- 10.0.0.1", 'engines.yaml: [0]: "10.0.0.1" has no port; write host:port, for example 10.0.0.1:8000'),
         ("- {address: 'a:1', engine: vlm}", '[0]: no kind of engine is called "vlm"; did you mean "vllm"?'),

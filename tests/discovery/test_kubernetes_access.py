@@ -133,7 +133,7 @@ def test_the_section_names_one_kind(section: str) -> None:
         ("{service: a, ports: [1]}", "discovery.kubernetes.ports: only counts with selector"),
         ("{inference_pool: a, port: x}", "discovery.kubernetes.port: only counts with service"),
         ("{inference_pool: a, context: x}", "discovery.kubernetes.context: only counts with kubeconfig"),
-        ("{inference_pool: ../pods}", "is no name of an object"),
+        ("{inference_pool: ../pods}", "is not the name of an object"),
         ("{selector: a, ports: [70000]}", "must be 65535 or less"),
     ],
 )

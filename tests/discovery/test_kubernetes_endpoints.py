@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,21 @@ def test_labels_and_annotations_say_what_the_engine_is() -> None:
     assert (found.models, found.engine, found.region, found.role, found.capability) == (
         ("Qwen/Qwen2.5-7B", "sql-adapter"), "sglang", "eu-1", "decode", "fit.json",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("labels", "role", "connector"),
+    [
+        ({}, "both", ""),
+        ({"llm-d.ai/role": "prefill"}, "prefill", "proxy"),
+        ({"llm-d.ai/role": "decode", "fairlead/kv-connector": "nixl"}, "decode", "nixl"),
+        ({"fairlead/role": "both", "fairlead/kv-connector": "nixl"}, "both", "nixl"),
+        ({"fairlead/role": "encode", "fairlead/kv-connector": "mooncake"}, "both", ""),
+    ],
+)
+def test_a_pods_role_comes_with_the_way_of_its_kv(labels: dict[str, str], role: str, connector: str) -> None:
+    (found,) = settled(pod(labels=labels))
+    assert (found.role, found.kv_connector) == (role, connector)
 
 
 def test_an_engine_of_an_unknown_kind_is_asked_what_it_is() -> None:

@@ -16,6 +16,7 @@ from fairlead.discovery.kubernetes.access import Access
 from fairlead.discovery.kubernetes.api import Api
 from fairlead.discovery.kubernetes.objects import Pod
 from fairlead.discovery.kubernetes.reflector import Reflector
+from tests.waiting import until
 
 WITHIN_S = 30.0
 Json = dict[str, Any]
@@ -84,12 +85,6 @@ async def following(url: str, **access: Any) -> AsyncIterator[Reflector[Pod]]:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not condition():  # noqa: ASYNC110 - nothing to wait on
-            await asyncio.sleep(0.01)
 
 
 def names(reflector: Reflector[Pod]) -> set[str]:

@@ -304,7 +304,7 @@ def test_data_waits_for_windows_and_then_goes_on_in_order() -> None:
     second = [each.payload for each in peer.say(f.window_update(1, 4)) if each.kind == f.DATA]
     third = peer.say(setting(4, 100))
     assert (first, second) == ([b"abc"], [b"def", b"g"])
-    assert [each.kind for each in third] == [f.DATA, f.HEADERS, f.RST_STREAM, f.SETTINGS]
+    assert [each.kind for each in third] == [f.SETTINGS, f.DATA, f.HEADERS, f.RST_STREAM]  # the acknowledgement first
 
 
 def test_a_window_below_zero_is_filled_before_anything_goes() -> None:

@@ -16,7 +16,8 @@ import pytest
 import uvloop
 
 from fairlead.engines.ask import Answer, Connection, Reason, UnansweredError, ask_once
-from tests.engines.world import PATIENCE_S, until
+from tests.engines.world import PATIENCE_S
+from tests.waiting import until
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 MOST_BYTES = 1000

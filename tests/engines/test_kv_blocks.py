@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,3 +156,18 @@ def test_pages_of_one_token_are_held_in_steps_and_do_not_overflow() -> None:
     apply(index, BlockRemoved(list(range(600, 1006))))
     assert index.match(range(1, 1006), A) == 599 // 16 * 16
     assert apply(index, tokens_stored(range(2000, 2020), 17)).unplaced == 20  # 17 was not kept
+
+
+def test_a_token_in_a_page_of_one_costs_tens_of_bytes_and_not_hundreds() -> None:
+    """As many tokens as fill the index of an engine whose pages have 16; an event has a prompt's thousand."""
+    prompts = [tokens_stored(range(n * 1000, (n + 1) * 1000), None) for n in range(1, 101)]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        index = PreciseIndex()
+        apply(index, *prompts)
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert index.blocks()[A] >= 100_000 // 16
+    assert held_bytes / 100_000 < 40

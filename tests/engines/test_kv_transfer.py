@@ -31,7 +31,8 @@ from fairlead.tools.simulate.kv_exchange import ConnectorKind, KvOptions
 from fairlead.tools.simulate.parameters import EngineParameters
 from fairlead.tools.simulate.server import EngineOptions, RunningEngine, running_engine
 from tests.engines.world import PATIENT, soon
-from tests.tools.simulate.conftest import FAST, WITHIN_S, until
+from tests.tools.simulate.conftest import FAST, WITHIN_S
+from tests.waiting import until
 
 BLOCK: Final = FAST.block_size
 IDS: Final = list(range(1000, 1000 + 60 * BLOCK))

@@ -185,3 +185,35 @@ def test_the_simulated_engine_is_read_like_a_real_one(kind: str, count: int | No
     assert (report.running_requests, report.waiting_requests, report.kv_usage) == (0, 0, 0.0)
     assert report.kv_capacity_tokens == 1600
     assert (report.prefix_queried_tokens, report.prefix_hit_tokens, report.generated_tokens) == (count,) * 3
+
+
+def in_use(running: str, waiting: str, at: str, slots: int = 2, rank: int = 0) -> bytes:
+    labels = f'engine="{rank}",max_lora="{slots}",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+    return f"vllm:lora_requests_info{{{labels}}} {at}\n".encode()
+
+
+def test_slots_and_adapters_in_use_are_those_of_the_series_that_was_set_last() -> None:
+    """As vLLM 0.32 writes them: a series for each set of adapters that was ever in use, and the time as its value."""
+    series = in_use("legal", "", "1.7000000001e+09")
+    series += in_use("legal,medical", "sql", "1.7000000003e+09") + in_use("", "", "1.7000000002e+09")
+    report = read(VLLM + series)
+    assert (report.adapter_slots, report.running_adapters, report.waiting_adapters) == (
+        2,
+        ("legal", "medical"),
+        ("sql",),
+    )
+
+
+def test_of_several_ranks_the_adapters_of_each_and_the_slots_of_one() -> None:
+    series = in_use("a", "", "1.7e+09", slots=4) + in_use("b,a", "", "1.6e+09", slots=4, rank=1)
+    report = read(VLLM + series)
+    assert (report.adapter_slots, report.running_adapters) == (4, ("a", "b"))
+
+
+def test_sglang_counts_its_slots_and_names_no_adapter() -> None:
+    report = read(SGLANG + b'sglang:lora_pool_slots_total{model_name="m"} 8.0\n')
+    assert (report.adapter_slots, report.running_adapters) == (8, ())
+
+
+def test_an_engine_without_adapters_has_no_slots_to_report() -> None:
+    assert read(VLLM).adapter_slots is None

@@ -7,7 +7,8 @@ import asyncio
 from fairlead.core.endpoint import Endpoint
 from fairlead.engines.observer import Observers
 from tests.core.world import make_endpoint
-from tests.engines.world import PATIENCE_S, QUICK, FakeEngine, until, watching
+from tests.engines.world import PATIENCE_S, QUICK, FakeEngine, watching
+from tests.waiting import until
 
 
 async def second_engine() -> FakeEngine:

@@ -24,7 +24,8 @@ from fairlead.engines.watch import WatchCounts
 from fairlead.policies import build_policy
 from fairlead.tools.simulate.server import EngineOptions, running_engine
 from tests.core.world import make_endpoint
-from tests.engines.world import IMPATIENT, QUICK, FakeEngine, until, watching
+from tests.engines.world import IMPATIENT, QUICK, FakeEngine, watching
+from tests.waiting import until
 
 
 def counts(observers: Observers, endpoint: Endpoint) -> WatchCounts:

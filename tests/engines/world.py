@@ -103,11 +103,3 @@ async def watching(
         yield observers
     finally:
         await observers.stop()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Returns as soon as it holds; fails the test when it does not within the patience."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "the condition did not come to hold in time"
-        await asyncio.sleep(0.005)

@@ -62,6 +62,9 @@ changes = st.lists(st.tuples(st.one_of(st.integers(0, 14), st.integers(-4, -1)),
 @example(request_body(b"x" * LONG), [], [(-1, 2)], b"")
 @example(request_body(b"x" * LONG), [], [(-2, 0x18)], b"")  # a field that is not known
 @example(request_body(b"x" * LONG), [], [], request_body(b"y").SerializeToString()[:2])
+@example(request_body(b"x" * LONG), [], [], b"B\x00")  # metadata, but none, as Envoy sends it
+@example(with_subset(request_body(b"x" * LONG), ["10.0.0.1:1"]), [-1, -10, -40], [], b"")
+@example(request_body(b"x" * LONG), [], [], response_body(b"y").SerializeToString())  # the last of a oneof counts
 def test_what_is_read_by_hand_is_what_protobuf_reads(
     request: pb.ProcessingRequest, cut: list[int], changed: list[tuple[int, int]], more: bytes
 ) -> None:
@@ -79,7 +82,18 @@ def test_a_long_body_is_read_without_protobuf(cut: list[int], end: bool, monkeyp
     body = b"x" * LONG
     whole = request_body(body, end=end).SerializeToString()
     monkeypatch.setattr(messages, "_parse", None)
-    assert read(parts_of(whole, cut)) == RequestBody(body, end)
+    for beside in (b"", b"B\x00"):  # Envoy says of most requests that they have no metadata
+        message = read(parts_of(whole + beside, cut))
+        assert isinstance(message, RequestBody)
+        assert (b"".join(message.pieces), message.end_of_stream) == (body, end)
+
+
+def test_metadata_beside_a_long_body_is_read() -> None:
+    request = with_subset(request_body(b"x" * LONG), ["10.0.0.1:1"])
+    message = read(parts_of(request.SerializeToString(), [LONG // 2, -20]))
+    assert isinstance(message, RequestBody)
+    assert message.beside is not None
+    assert message.beside.metadata_context == request.metadata_context
 
 
 def test_two_bodies_in_one_message_are_left_to_protobuf() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from fairlead.core.splits import Rewrites, Split
+from fairlead.config import parse
+from fairlead.core.splits import NO_REWRITES, Rewrites, Split
 from fairlead.extproc.pb import ext_proc_pb2 as pb
 from fairlead.extproc.services import Services
 from tests.extproc.world import (
@@ -78,6 +80,36 @@ def test_a_target_that_nobody_serves_is_a_404_for_the_name_that_was_asked() -> N
     (reply,) = conversation.say(request_headers(), request_body(chat("chat")))[-1:]
     assert reply.immediate_response.status.code == 404
     assert "'chat'" in reply.immediate_response.body.decode()
+
+
+def vouching(rewrites: Rewrites = NO_REWRITES, vouched_by: str = "{vouched_by: our gateway}") -> Services:
+    config = parse(
+        "pool: {endpoints: [{address: '10.0.0.1:1', model: small}]}\nadmission: " + vouched_by + "\n", "fairlead.yaml"
+    )
+    return replace(services_with(rewrites), config=config)
+
+
+@pytest.mark.parametrize("name", ["x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"])
+def test_a_gateway_that_is_vouched_for_names_the_model_to_send_instead(name: str) -> None:
+    assert ask(vouching(), "small", **{name: "large"})[0] == "large"
+    assert ask(vouching(vouched_by="{}"), "small", **{name: "large"})[0] == "small"
+    assert ask(services_with(NO_REWRITES), "small", **{name: "large"})[0] == "small"
+
+
+def test_the_new_name_of_the_header_wins_over_the_old_and_a_rewrite_of_the_pool_over_both() -> None:
+    both = {"x-gateway-model-name-rewrite": "small", "x-llm-d-model-name-rewrite": "large"}
+    assert ask(vouching(), "small", **both)[0] == "large"
+    assert ask(vouching(Rewrites({"large": Split([("small", 1)])})), "large", **both)[0] == "small"
+
+
+@pytest.mark.parametrize("vouched_by", ["{vouched_by: us}", "{}"])
+def test_the_header_that_names_another_model_ends_here(vouched_by: str) -> None:
+    conversation = Conversation(vouching(vouched_by=vouched_by))
+    named = {"x-llm-d-model-name-rewrite": "large"}
+    conversation.say(request_headers(extra=named), request_body(chat("small")))
+    common = conversation.replies[-1].request_body.response
+    assert list(common.header_mutation.remove_headers) == ["x-llm-d-model-name-rewrite"]
+    conversation.stream.close()
 
 
 def test_a_websocket_asks_for_the_rewritten_model() -> None:

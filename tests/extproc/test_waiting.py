@@ -33,6 +33,7 @@ from tests.extproc.world import (
     services_around,
     set_headers,
     streamed,
+    streamed_headers,
 )
 
 BUSY = Load(1, 20_000, 20_000)  # two seconds of prefill: above the bound, which is one
@@ -379,3 +380,88 @@ async def test_it_waits_no_longer_than_its_objective_can_be_met() -> None:
     (reply,) = await later(waits)
     assert refused(reply)[:2] == (429, "rejected-ttl-expired")
     assert room.is_clean()
+
+
+def paced(room: Room, *, refuses: bool, tpot_ms: float = 30.0) -> None:
+    """A token of `small` takes 20 ms, and 10 more for each that decodes beside it."""
+    for address in ("10.0.0.1:1", "10.0.0.2:1"):
+        room.endpoints[address].speed = Speed(0.1, 20.0, batch_slowdown=0.5)
+        room.endpoints[address].take(DECODING)
+    room.use(room.rules, replace(NAMING, slos={"small": Slo(tpot_ms=tpot_ms, refuses=refuses)}))
+
+
+DECODING = Load(4, 0, 0, 4)
+
+
+async def test_who_wants_a_pace_waits_until_an_endpoint_keeps_it_and_others_go_on() -> None:
+    room = Room(busy=False)
+    paced(room, refuses=True)
+    waits = room.ask()
+    assert room.waiting == 1
+    room.use(room.rules, NAMING)
+    assert destination(room.ask().replies[-1]), "one that wants no pace"
+    room.endpoints["10.0.0.2:1"].give_back(DECODING)
+    assert (destination((await later(waits))[0]) or "").startswith("10.0.0.2:1")
+
+
+async def test_a_pace_that_no_idle_endpoint_keeps_is_not_waited_for() -> None:
+    room = Room(busy=False)
+    paced(room, refuses=True, tpot_ms=19.0)
+    assert refused(room.ask().replies[-1])[0] == 429
+    paced(room, refuses=False, tpot_ms=19.0)
+    assert destination(room.ask().replies[-1])
+    assert room.waiting == 0
+
+
+async def test_a_pace_that_does_not_come_is_refused_or_served_as_well_as_may_be_as_the_route_says() -> None:
+    room = Room(busy=False)
+    paced(room, refuses=True)
+    strict = room.ask()
+    room.use(room.rules, replace(NAMING, slos={"small": Slo(tpot_ms=30.0)}))
+    relaxed = room.ask()
+    assert room.waiting == 2
+    room.clock.now_s += 16  # more than half of the longest wait
+    room.services.waiting._release()
+    assert destination((await later(relaxed))[0])
+    room.clock.now_s += 16
+    room.services.waiting._release()
+    assert refused((await later(strict))[0])[:2] == (429, "rejected-ttl-expired")
+    assert room.is_clean()
+
+
+async def test_with_evict_lower_envoy_is_told_to_end_a_batch_answer_for_chat_that_has_waited() -> None:
+    room = Room(busy=False)
+    room.use(replace(room.rules, evicts_lower=True))
+    room.is_slow()
+    sent: list[bytes] = []
+    batch = [room.ask(x_priority="batch") for _ in range(2)]  # one at each endpoint
+    for conversation in batch:
+        conversation.stream.send = sent.append
+        conversation.say(streamed_headers())
+    chat = room.ask(x_priority="chat")
+    assert room.waiting == 1
+    room.clock.now_s += 0.6
+    room.services.waiting._release()
+    room.services.waiting._release()
+    assert [pb.ProcessingResponse.FromString(reply).immediate_response.status.code for reply in sent] == [429]
+    batch[1].stream.close()  # as Envoy does: the newest
+    (reply,) = await later(chat)
+    assert destination(reply)
+    assert room.services.recorder.requests["small", "small", "10.0.0.2:1", 429] == 1
+    assert room.services.admission.counts["batch"].outcomes == {"evicted": 1}
+    assert [conversation.stream.running is None for conversation in batch] == [False, True]
+
+
+async def test_what_runs_is_left_alone_by_default() -> None:
+    room = Room(busy=False)
+    room.is_slow()
+    sent: list[bytes] = []
+    batch = [room.ask(x_priority="batch") for _ in range(2)]
+    for conversation in batch:
+        conversation.stream.send = sent.append
+        conversation.say(streamed_headers())
+    room.ask(x_priority="chat")
+    assert room.waiting == 1
+    room.clock.now_s += 5
+    room.services.waiting._release()
+    assert sent == []

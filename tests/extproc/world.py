@@ -107,6 +107,12 @@ def response_headers(status: int = 200, *, end: bool = False, served: str | None
     return message
 
 
+def streamed_headers() -> pb.ProcessingRequest:
+    """Of an answer that comes token by token."""
+    headers = header_map({":status": "200", "content-type": "text/event-stream"})
+    return pb.ProcessingRequest(response_headers=pb.HttpHeaders(headers=headers))
+
+
 def response_body(body: bytes, *, end: bool = False) -> pb.ProcessingRequest:
     return pb.ProcessingRequest(response_body=pb.HttpBody(body=body, end_of_stream=end))
 

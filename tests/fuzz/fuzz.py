@@ -179,6 +179,7 @@ def _end(report: Report, warm_s: float) -> str:
             f"{what} {first:.1f} to {last:.1f} ({last / max(first, 1) - 1:+.1%})" for what, (first, last) in changes
         )
         lines.append(f"since the warm-up: {', '.join(told)}")
+        lines.append(f"caches: {', '.join(f'{name} {held}' for name, held in report.readings[-1][1].entries.items())}")
         lines += report.readings[-1][1].where
     lines += [f"FAILED: {fault}" for fault in report.faults] or [
         "load zero after each round, no failure, no exception, no neighbour's request lost or without advice"

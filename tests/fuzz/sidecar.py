@@ -18,6 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from fairlead.cli import main
+from tests.fuzz.tables import entries, shrink
 
 _MOST_LINES = 25
 
@@ -32,7 +33,9 @@ def _trim_and_tell(path: Path) -> None:
         kinds = Counter(type(each).__qualname__ for each in gc.get_objects())
         where += [f"{kind}: {count}" for kind, count in kinds.most_common(_MOST_LINES)]
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps({"blocks": sys.getallocatedblocks(), "where": where}), encoding="utf-8")
+    fresh.write_text(
+        json.dumps({"blocks": sys.getallocatedblocks(), "entries": entries(), "where": where}), encoding="utf-8"
+    )
     fresh.replace(path)
 
 
@@ -40,5 +43,6 @@ if __name__ == "__main__":
     told_at = Path(sys.argv.pop(1))
     if os.environ.get("FUZZ_TRACE"):
         tracemalloc.start(1)
+    shrink()
     signal.signal(signal.SIGUSR2, lambda *_: _trim_and_tell(told_at))
     main()

@@ -72,6 +72,7 @@ class Reading:
     readers_bytes: int  # resident, of the processes that read long bodies
     series: int  # lines of /metrics
     faults: list[str]  # anything that must not be
+    entries: dict[str, str]  # of small caches, and the most that they may have
     where: list[str]  # memory was allocated, if the sidecar traces that
 
 
@@ -102,12 +103,14 @@ class World:
         if not self.sidecar.is_running:
             status = await self.sidecar.wait()
             faults.append(f"the sidecar has ended with status {status}; its log ends:\n{self.sidecar.log_tail()}")
-            return Reading(0, 0, 0, 0, 0, faults, [])
+            return Reading(0, 0, 0, 0, 0, faults, {}, [])
         readers = sum(map(resident_bytes, children_of(self.sidecar.pid)))
         kept = resident_bytes(self.sidecar.pid)
         told = await self._trimmed()
         trimmed = resident_bytes(self.sidecar.pid)
-        return Reading(kept, trimmed, told["blocks"], readers, metrics.count("\n"), faults, told["where"])
+        return Reading(
+            kept, trimmed, told["blocks"], readers, metrics.count("\n"), faults, told["entries"], told["where"]
+        )
 
     async def _not_at_rest(self, client: aiohttp.ClientSession) -> list[str]:
         until_s = time.monotonic() + _SETTLE_S
@@ -178,7 +181,7 @@ async def running(settings: Callable[[dict[str, Any]], None] = lambda _: None) -
                     "answer": {"cascade": ["small", "large"], "thresholds": [50], "judge": judge},
                 },
                 "reuse": {"docs": {"always": ["order", "dedup"]}},
-                "sessions": {"headers": ["x-session-id"], "max_entries": 2000},
+                "sessions": {"headers": ["x-session-id"], "max_entries": 500},
                 "prefixes": {"max_bytes": 1 << 20},
                 "tenants": {"header": "x-tenant", "vouched_by": "nobody: this is a fuzz"},
             }

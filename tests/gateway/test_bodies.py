@@ -104,6 +104,16 @@ async def test_an_upload_and_an_upgrade_go_to_the_model_that_they_name(world: Wo
     assert world.engines[model].received[-1].path == f"/v1/realtime?model={model}"
 
 
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
+async def test_a_body_is_read_whatever_the_method(world: World, envoy: StartEnvoy, method: str) -> None:
+    """SGLang generates at `PUT /generate` as at POST."""
+    gateway = await _gateway(world, envoy)
+    answer = await gateway.ask(method, "/generate", b'{"model":"large","bootstrap_host":"10.0.0.1","text":"x"}')
+    (received,) = world.engines["large"].received
+    assert (answer.status, received.method) == (200, method)
+    assert received.body == b'{"model":"large","bootstrap_host":null,"text":"x"}'
+
+
 async def test_an_http2_request_with_trailers_is_picked_and_stripped(world: World, envoy: StartEnvoy) -> None:
     gateway = await _gateway(world, envoy)
     body = b'{"model":"auto","kv_transfer_params":{"a":1}}'

@@ -17,10 +17,9 @@ from fairlead.config import Config, parse
 from fairlead.gateway import EnvoyProcess, bootstrap, validate
 from fairlead.processes import free_ports
 from tests.kubernetes.cluster import Namespace
+from tests.kubernetes.manifests import CHART, MANIFESTS, READY, manifest
 from tests.kubernetes.parts import KUBERNETES, part
 
-CHART: Final = Path(__file__).parents[2] / "deploy" / "kubernetes" / "fairlead"
-READY: Final = sorted((CHART / "values").glob("*.yaml"))
 EVERYTHING: Final = (
     "replicas=3", "redis.enabled=true", "networkPolicy.enabled=true", "serviceMonitor.enabled=true",
     "autoscaling.enabled=true", "tls.mode=secret", "tls.secretName=certificate", "priorityClassName=high",
@@ -63,6 +62,13 @@ def test_ready_values_are_linted_and_their_manifests_valid(values: Path, namespa
             document["metadata"].pop("namespace", None)
             namespace.cluster.dry_run(document, namespace.name)
         assert configuration(documents).discovery.is_used
+
+
+@pytest.mark.parametrize("values", READY, ids=lambda path: path.stem)
+def test_the_plain_manifests_are_what_helm_renders(values: Path) -> None:
+    written = (MANIFESTS / values.name).read_text(encoding="utf-8")
+    assert written == manifest(values), "write it again: python -m tests.kubernetes.manifests"
+    assert {path.name for path in MANIFESTS.iterdir()} == {path.name for path in READY}
 
 
 def test_behind_a_gateway_it_follows_the_pool_that_it_makes_and_speaks_tls() -> None:

@@ -12,7 +12,7 @@ from fairlead.errors import UserError
 from fairlead.processes import ChildError
 from lab import command
 
-MEASUREMENTS = ("lab.calibration.__main__", "lab.moves", "lab.reuse", "lab.ttca.__main__")
+MEASUREMENTS = ("lab.calibration.__main__", "lab.learned", "lab.moves", "lab.reuse", "lab.ttca.__main__")
 
 
 def ended(module: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> object:
@@ -51,6 +51,17 @@ def test_a_count_is_at_least_one(
 ) -> None:
     assert ended("lab.reuse", f"--requests={number}", monkeypatch=monkeypatch) == 2
     assert f"argument --requests: {number} is not a number of 1 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [(("nobody",), "vllm:nobody is not a model of the lab"), (("wren", "sglang:wren"), "each model on one server")],
+)
+def test_time_to_correct_answer_needs_models_of_the_lab_and_each_once(
+    models: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended("lab.ttca.__main__", *models, monkeypatch=monkeypatch) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_what_the_user_can_mend_ends_with_2_and_a_server_that_failed_with_1(

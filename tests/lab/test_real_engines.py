@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,10 +30,16 @@ from fairlead.tools.demo.traffic import ROUTE
 from lab import words
 from lab.engines import LabEngine, LabEngines
 from lab.pool import body_of, forget_prompts, known, running_front
-from lab.servers import BLOCK_TOKENS, MAX_MODEL_LEN, TOPIC
+from lab.servers import BLOCK_TOKENS, MAX_MODEL_LEN, TOPIC, Extra
+from tests.lab.adapters import RANK, write_adapter
 
 ENGLISH, CHINESE = "heron", "stork"  # the models, by the script that most of their training was in
+ADAPTERS = ("legal", "medical")  # of the second, which has one slot for them
 WITHIN_S = 120.0
+# Measured round trips between processes of one busy machine say nothing of the engines.
+EQUALLY_FAR = {"name": "fairlead", "rtt_weight": 0}
+ASKERS = 8
+TIE_MS = 2.0  # the policy's default: costs that are this near are equal
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(840), pytest.mark.slow]
 
@@ -60,9 +67,12 @@ class Lab:
 async def lab() -> AsyncIterator[Lab]:
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:  # short: the path of a Unix socket is
         folder = Path(name)
+        adapters = [f"{name}={write_adapter(folder / name, CHINESE, seed)}" for seed, name in enumerate(ADAPTERS)]
+        lora = ("--enable-lora", "--max-loras", "1", "--max-lora-rank", str(RANK), "--lora-modules", *adapters)
+        extra = Extra((), {}), Extra(lora, {})
         async with (
-            LabEngines((ENGLISH, CHINESE), folder) as engines,
-            running_front(engines, known(folder), "fairlead", folder) as front,
+            LabEngines((ENGLISH, CHINESE), folder, extra.__getitem__) as engines,
+            running_front(engines, known(folder), "fairlead", folder, policy=EQUALLY_FAR) as front,
             httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=WITHIN_S) as client,
             httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=WITHIN_S) as admin,
         ):
@@ -79,6 +89,9 @@ async def until(what: Callable[[], Awaitable[bool]]) -> None:
 async def test_a_question_goes_to_the_model_that_is_good_at_its_kind(
     lab: Lab, language: str, length_tokens: int, model: str
 ) -> None:
+    """Every decision, by the terms that it was made with. That model is the better choice unless it is slower by more
+    than it is more often right, which a busy machine may make it: which of both was chosen each time is no fixed fact,
+    that it was the one with the least expected time to a right answer is."""
     rng = Random(1)
     asked = [words.question(rng, language, length_tokens) for _ in range(10)]
     answers = [await lab.ask(question, question.is_right) for question in asked]
@@ -86,12 +99,14 @@ async def test_a_question_goes_to_the_model_that_is_good_at_its_kind(
     for decision in shown:
         terms = {each["model"]: each["terms"] for each in decision["best"]}
         other = (terms.keys() - {model}).pop()
-        assert terms[model]["success_probability"] > 1.5 * terms[other]["success_probability"]
-        least_ms = min(each["total_ms"] for each in terms.values())
-        assert terms[decision["model"]]["total_ms"] <= 1.1 * least_ms  # what is nearer than this may be a tie
-        # A busy machine may slow one engine alone down for a while. Then the other one may be the better choice.
+        advantage = terms[model]["success_probability"] / terms[other]["success_probability"]
+        assert advantage > 1.5
         latency_ms = {name: each["total_ms"] * each["success_probability"] for name, each in terms.items()}
-        assert decision["model"] == model or latency_ms[model] > 1.5 * latency_ms[other]
+        tie_ms = TIE_MS * terms[model]["success_probability"]
+        if latency_ms[model] < advantage * latency_ms[other] - tie_ms:
+            assert decision["model"] == model
+        elif latency_ms[model] > advantage * latency_ms[other] + tie_ms:
+            assert decision["model"] == other
     assert any(answer.correct for answer in answers)
 
 
@@ -102,7 +117,7 @@ async def test_a_wrong_answer_is_retried_at_the_other_model(lab: Lab) -> None:
 
 async def test_the_second_turn_of_a_session_finds_its_prompt_in_the_cache(lab: Lab) -> None:
     question = words.question(Random(3), "en", 256)
-    body: dict[str, Any] = body_of(question, ROUTE)
+    body: dict[str, Any] = body_of(question, ENGLISH)
     turns = []
     for key in (question.key, question.pairs[0][0]):
         response = await lab.client.post("/v1/chat/completions", json=body, headers={"x-session-id": "two turns"})
@@ -112,9 +127,33 @@ async def test_the_second_turn_of_a_session_finds_its_prompt_in_the_cache(lab: L
     first, second = [response.json()["usage"] for response in turns]
     cached_tokens = second["prompt_tokens_details"]["cached_tokens"]
     assert cached_tokens == first["prompt_tokens"] // BLOCK_TOKENS * BLOCK_TOKENS
-    assert len({response.headers["x-fairlead-endpoint"] for response in turns}) == 1
     decisions = (await lab.admin.get("/debug/decisions", params={"limit": 1})).json()["decisions"]
     assert decisions[0]["cached_tokens"] == pytest.approx(cached_tokens, rel=0.2)
+
+
+async def test_two_adapters_of_a_real_engine_take_turns_in_its_one_slot(lab: Lab) -> None:
+    async def are_listed() -> bool:
+        return set((await lab.seen(CHINESE))["adapters"]) == set(ADAPTERS)
+
+    async def is_loaded(name: str) -> bool:
+        seen = await lab.seen(CHINESE)
+        return (seen["adapter_slots"], seen["adapters_loaded"]) == (1, [name])
+
+    await until(are_listed)
+    legal, medical = ADAPTERS
+    answers, needed = [], []
+    for name in (legal, legal, medical, legal):
+        body = {"model": name, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}
+        response = await lab.client.post("/v1/chat/completions", json=body)
+        assert (response.status_code, response.headers["x-fairlead-endpoint"]) == (200, lab.engine(CHINESE).address)
+        answer = response.json()
+        assert answer["model"] == name
+        answers.append(answer["choices"][0]["message"]["content"])
+        (decision,) = (await lab.admin.get("/debug/decisions", params={"limit": 1})).json()["decisions"]
+        needed.append(decision["best"][0]["terms"]["adapter_ms"] > 0)
+        await until(partial(is_loaded, name))
+    assert needed == [True, False, True, True]
+    assert answers[0] == answers[1] == answers[3] != answers[2]
 
 
 async def test_the_metrics_page_of_a_real_engine_is_read_in_full(lab: Lab) -> None:
@@ -178,23 +217,32 @@ async def test_the_blocks_that_a_real_engine_stores_and_clears_are_followed(lab:
 
 
 async def test_an_engine_that_is_killed_under_load_loses_no_question(lab: Lab) -> None:
-    rng = Random(6)
-    waiting = iter([words.question(rng, "en", 512) for _ in range(40)])
     answers: list[Answer] = []
+    enough = asyncio.Event()
 
-    async def asker() -> None:
-        for question in waiting:
-            answers.append(await lab.ask(question, lambda _: True))
-            if len(answers) == 10:
-                lab.engine(ENGLISH).child.kill()
+    async def asker(number: int) -> None:
+        rng = Random(600 + number)
+        while not enough.is_set():
+            answers.append(await lab.ask(words.question(rng, "en", 512), lambda _: True))
 
-    await asyncio.gather(*[asker() for _ in range(8)])
-    assert len(answers) == 40
-    assert {answer.attempts[-1].status for answer in answers} == {200}
-    assert answers[0].attempts[0].model == ENGLISH
-    assert {answer.attempts[-1].model for answer in answers[-10:]} == {CHINESE}
+    async def holds_some() -> bool:
+        return bool((await lab.seen(ENGLISH))["inflight_requests"])
 
-    async def ejected() -> bool:
+    async def is_ejected() -> bool:
         return not (await lab.seen(ENGLISH))["healthy"]
 
-    await until(ejected)
+    async def killer() -> None:
+        await until(holds_some)
+        lab.engine(ENGLISH).child.kill()
+        await until(is_ejected)
+        ended = len(answers)
+
+        async def go_on() -> bool:  # of those that were under way each asker has had its own by then
+            return len(answers) >= ended + 2 * ASKERS
+
+        await until(go_on)
+        enough.set()
+
+    await asyncio.gather(killer(), *[asker(number) for number in range(ASKERS)])
+    assert {answer.attempts[-1].status for answer in answers} == {200}
+    assert {answer.attempts[-1].model for answer in answers[-ASKERS:]} == {CHINESE}

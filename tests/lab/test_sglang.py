@@ -10,6 +10,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -28,9 +29,9 @@ from fairlead.tools.demo.front import Front
 from fairlead.tools.demo.learning import Learnt
 from fairlead.tools.simulate.server import EngineOptions, RunningEngine, running_engine
 from lab import words
-from lab.engines import Extra, LabEngine, LabEngines
+from lab.engines import LabEngine, LabEngines
 from lab.pool import START_MS_PER_TOKEN, body_of, forget_prompts
-from lab.servers import MAX_MODEL_LEN, PAGE_TOKENS
+from lab.servers import CAPACITY_TOKENS, MAX_MODEL_LEN, PAGE_TOKENS, Extra
 
 MODEL = "wren"
 MOST_QUEUED = 1
@@ -88,7 +89,7 @@ async def world() -> AsyncIterator[World]:
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:
         folder = Path(name)
         async with (
-            LabEngines((f"sglang:{MODEL}",), folder, short_queue) as engines,
+            LabEngines((f"sglang:{MODEL}",), folder, short_queue, quiet=True) as engines,
             running_engine(EngineOptions(model=MODEL)) as spare,
         ):
             real, simulated = await discover([engines.running[0].address, spare.address])
@@ -158,7 +159,9 @@ async def test_the_second_turn_of_a_session_finds_its_prompt_in_the_cache(world:
     assert decisions[0]["cached_tokens"] == pytest.approx(cached_tokens, rel=0.3)
 
 
-async def test_blocks_are_followed_with_replay_until_the_cache_is_flushed(world: World) -> None:
+@asynccontextmanager
+async def followed(world: World) -> AsyncIterator[PreciseIndex]:
+    """What the real server holds, by its KV events; every one of them was read."""
     engine, precise = world.engine, PreciseIndex()
     source = KvEventSource(engine.address, engine.events, engine.replay)
     feed = KvEventFeed(source, precise, PrefixIndex(), time.monotonic)
@@ -171,23 +174,88 @@ async def test_blocks_are_followed_with_replay_until_the_cache_is_flushed(world:
             return feed.counts.replayed > 0
 
         await until(hears)
+        yield precise
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+    assert (feed.counts.unreadable, feed.counts.skipped_events, feed.counts.lost) == (0, 0, 0)
+
+
+async def generate(world: World, tokens: list[int], **more: str) -> None:
+    body = {"input_ids": tokens, "sampling_params": {"max_new_tokens": 2, "temperature": 0}} | more
+    (await world.direct.post("/generate", json=body)).raise_for_status()
+
+
+async def test_blocks_are_followed_with_replay_until_the_cache_is_flushed(world: World) -> None:
+    async with followed(world) as precise:
         tokens = [7 + n % 90 for n in range(20 * PAGE_TOKENS + 3)]
-        await world.direct.post("/generate", json={"input_ids": tokens, "sampling_params": {"max_new_tokens": 2}})
+        await generate(world, tokens)
 
         async def is_held() -> bool:
-            return precise.match(tokens, engine.address) == 20 * PAGE_TOKENS
+            return precise.match(tokens, world.engine.address) == 20 * PAGE_TOKENS
 
         await until(is_held)
         await forget_prompts(world.engines)
 
         async def is_gone() -> bool:
-            return precise.match(tokens, engine.address) == 0
+            return precise.match(tokens, world.engine.address) == 0
 
         await until(is_gone)
-    finally:
-        following.cancel()
-        await asyncio.wait([following])
-    assert (feed.counts.unreadable, feed.counts.skipped_events, feed.counts.lost) == (0, 0, 0)
+
+
+async def test_what_the_server_evicts_is_no_longer_held(world: World) -> None:
+    async with followed(world) as precise:
+        prompts = [[7 + (n * (1 + k)) % 89 for n in range(MAX_MODEL_LEN - 64)] for k in range(12)]
+        assert sum(map(len, prompts)) > CAPACITY_TOKENS
+        await generate(world, prompts[0])
+
+        async def is_held() -> bool:
+            return precise.match(prompts[0], world.engine.address) > MAX_MODEL_LEN // 2
+
+        await until(is_held)
+        for prompt in prompts[1:]:
+            await generate(world, prompt)
+
+        async def is_gone() -> bool:
+            held = [precise.match(prompt, world.engine.address) for prompt in (prompts[0], prompts[-1])]
+            return held[0] < MAX_MODEL_LEN // 2 < held[1]
+
+        await until(is_gone)
+        assert precise.blocks()[world.engine.address] * PAGE_TOKENS <= CAPACITY_TOKENS
+
+
+async def test_a_block_with_a_cache_salt_matches_no_plain_prompt(world: World) -> None:
+    async with followed(world) as precise:
+        salted, plain = [[start + n % 50 for n in range(4 * PAGE_TOKENS)] for start in (100, 200)]
+        await generate(world, salted, cache_salt="tenant")
+        await generate(world, plain)
+
+        async def is_held() -> bool:  # events come in order: by then the salted blocks have come
+            return precise.match(plain, world.engine.address) == len(plain)
+
+        await until(is_held)
+        assert precise.match(salted, world.engine.address) == 0
+
+
+async def test_a_cached_prompt_of_anthropics_api_counts_as_long_as_it_is(world: World) -> None:
+    await world.alone()
+    question = words.question(Random(6), "en", 512)
+    usage = (await world.client.post(CHAT, json=body_of(question, MODEL))).json()["usage"]
+    body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": question.prompt}]}
+    answer = await world.client.post("/v1/messages", json=body, headers={"x-request-id": "anthropic"})
+    assert answer.json()["usage"]["input_tokens"] < usage["prompt_tokens"] // 2  # without what was cached
+
+    async def counted() -> dict[str, Any]:
+        events = (await world.admin.get("/debug/requests/anthropic")).json()["events"]
+        return next((event for event in events if event["event"] == "ended"), {})
+
+    async def is_counted() -> bool:
+        return bool(await counted())
+
+    await until(is_counted)
+    seen = await counted()
+    assert seen["prompt_tokens"] == usage["prompt_tokens"]
+    assert seen["cached_tokens"] > usage["prompt_tokens"] // 2
 
 
 async def test_streams_that_a_full_queue_refuses_count_as_503_and_the_server_stays_in_the_pool(world: World) -> None:
@@ -200,7 +268,8 @@ async def test_streams_that_a_full_queue_refuses_count_as_503_and_the_server_sta
         return '"code": 503' in response.text
 
     before = await counted_503(world)
-    outcomes = await asyncio.gather(*[refused(n) for n in range(12)])
+    async with slowed(world, 1.0):  # so that the queue is full before the first is answered
+        outcomes = await asyncio.gather(*[refused(n) for n in range(12)])
     assert any(outcomes)
     assert not all(outcomes)
 
@@ -212,6 +281,16 @@ async def test_streams_that_a_full_queue_refuses_count_as_503_and_the_server_sta
     assert (seen["healthy"], seen["ejections"]) == (True, 0)
 
 
+@asynccontextmanager
+async def slowed(world: World, step_s: float) -> AsyncIterator[None]:
+    """Each step of the server takes so much longer."""
+    await world.direct.post("/slow_down", json={"forward_sleep_time": step_s})
+    try:
+        yield
+    finally:
+        await world.direct.post("/slow_down", json={"forward_sleep_time": 0})
+
+
 async def counted_503(world: World) -> int:
     page = (await world.admin.get("/metrics")).text
     lines = [line for line in page.splitlines() if line.startswith("fairlead_requests_total") and 'code="503"' in line]
@@ -221,15 +300,17 @@ async def counted_503(world: World) -> int:
 async def test_a_slow_server_is_neither_ejected_nor_forgotten(world: World) -> None:
     await world.alone()
     before = await world.seen(world.engine.address)
-    short = body_of(words.question(Random(7), "en", 64), MODEL) | {"max_tokens": 2}
-    await world.direct.post("/slow_down", json={"forward_sleep_time": 2.5})
-    try:
+    short = body_of(words.question(Random(7), "en", 64), MODEL) | {"max_tokens": 1}
+
+    async def holds_it() -> bool:
+        return bool((await world.seen(world.engine.address))["inflight_requests"])
+
+    async with slowed(world, 8.0):
         asked = asyncio.create_task(world.client.post(CHAT, json=short))
+        await until(holds_it)
         with pytest.raises(httpx.ReadTimeout):  # which the sidecar and Envoy would see if they asked it
             await world.direct.get("/health", timeout=2.0)
         assert (await asked).status_code == 200
-    finally:
-        await world.direct.post("/slow_down", json={"forward_sleep_time": 0})
     after = await world.seen(world.engine.address)
     assert (after["healthy"], after["ejections"], after["restarts"]) == (True, before["ejections"], before["restarts"])
     assert await envoys_view(world) == "HEALTHY"
@@ -246,34 +327,24 @@ async def envoys_view(world: World) -> str:
 
 async def test_a_server_that_is_killed_under_load_loses_no_question(world: World) -> None:
     await world.alone()
-    served: list[str] = []
-    enough = asyncio.Event()
+    await world.direct.post("/slow_down", json={"forward_sleep_time": 60.0})
+    asked = [
+        asyncio.create_task(world.client.post(CHAT, json=body_of(words.question(Random(200 + n), "en", 512), MODEL)))
+        for n in range(2)  # what the server takes at once
+    ]
 
-    async def asker(number: int) -> None:
-        rng = Random(200 + number)
-        while not enough.is_set():
-            response = await world.client.post(CHAT, json=body_of(words.question(rng, "en", 512), MODEL))
-            assert response.status_code == 200
-            served.append(response.headers["x-fairlead-endpoint"])
+    async def holds_both() -> bool:
+        return int((await world.seen(world.engine.address))["inflight_requests"]) == len(asked)
 
-    async def holds_some() -> bool:
-        return world.engine.address in served and (await world.seen(world.engine.address))["inflight_requests"] > 0
-
-    async def killer() -> None:
-        await until(holds_some)
-        await world.together()
-        await until(holds_some)
-        world.engine.child.kill()
-        await until(lambda: is_ejected(world))
-        del served[:]
-        async with asyncio.timeout(WITHIN_S):
-            while len(served) < 10:  # noqa: ASYNC110 - nobody sets an event
-                await asyncio.sleep(0.05)
-        enough.set()
-
-    askers = 2  # what the server takes at once while it is alone
-    await asyncio.gather(killer(), *[asker(number) for number in range(askers)])
-    assert set(served[askers:]) == {world.spare.address}
+    await until(holds_both)
+    await world.together()
+    world.engine.child.kill()
+    answers = await asyncio.gather(*asked)
+    await until(lambda: is_ejected(world))
+    rng = Random(200)
+    answers += [await world.client.post(CHAT, json=body_of(words.question(rng, "en", 512), MODEL)) for _ in range(10)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.headers["x-fairlead-endpoint"] for answer in answers} == {world.spare.address}
 
 
 async def is_ejected(world: World) -> bool:

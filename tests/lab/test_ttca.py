@@ -12,7 +12,7 @@ from lab.ttca import figures, measure, report
 from lab.ttca.learning import right_by_cell
 from lab.ttca.measure import LENGTHS_TOKENS, POLICIES, Asked, Plan, Results, Try
 
-PLAN = Plan(("good", "bad"), learnt_from=1, questions=1, repeats=2, seed=0)
+PLAN = Plan(("vllm:good", "sglang:bad"), learnt_from=1, questions=1, repeats=2, seed=0)
 MACHINE = Machine("2026-01-01", "abc", "a CPU", 2, "Linux", "3.11", "1.40", 0.1)
 
 
@@ -60,6 +60,14 @@ def test_the_report_says_by_how_much_the_time_fell_and_how_sure_that_is(results:
     assert "| laar | least_request | -50% (-50% to -50%) | (-50% (-50% to -50%)) |" in text
     assert "| laar | 100% | 100% | 100% | 100% | 100% |" in text
     assert "| session_affinity | 0% | 100% | 100% | 100% | 100% |" in text
+
+
+def test_the_report_says_what_each_model_ran_on_and_where_the_attempts_went(results: Results) -> None:
+    text = report.markdown(results)
+    assert "1 vLLM server (good) and 1 SGLang server (bad) on CPU" in text
+    assert "| policy | vllm:good | sglang:bad |" in text
+    assert "| laar | 100% | 0% |" in text
+    assert "| session_affinity | 50% | 50% |" in text
 
 
 def test_the_figures_are_drawn_from_whole_results(results: Results, tmp_path: Path) -> None:

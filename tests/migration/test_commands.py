@@ -57,7 +57,7 @@ def test_a_dry_run_orders_and_drains_nothing(world: World) -> None:
         ("s", "another", "b:1", "no such session"),
         ("s", "", "a:1", "already"),
         ("s", "", "c:1", "c:1 serves other"),
-        ("s", "", "d:1", "no endpoint of the pool; known are: a:1, b:1, c:1"),
+        ("s", "", "d:1", "not an endpoint of the pool; known addresses: a:1, b:1, c:1"),
     ],
 )
 def test_an_order_that_cannot_be_followed_says_why(world: World, session: str, tenant: str, to: str, why: str) -> None:

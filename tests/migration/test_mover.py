@@ -16,7 +16,7 @@ from fairlead.tools.simulate.faults import Fault, FaultKind, Leg
 from fairlead.tools.simulate.server import running_engine
 from tests.engines.world import soon
 from tests.migration.world import Turn, World, conversation, options
-from tests.tools.simulate.conftest import until
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.admission.admission import Admission
+from fairlead.admission.rates import RateLimits
 from fairlead.core.facts import RequestFacts
 from fairlead.core.pool import Pool
 from fairlead.redis.store import SharedStore
@@ -17,7 +19,7 @@ from fairlead.tools.simulate.faults import Fault
 from fairlead.tools.simulate.server import RunningEngine, running_engine
 from tests.migration.world import CHAT, Turn, World, conversation, options
 from tests.redis.world import RedisServer
-from tests.tools.simulate.conftest import until
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -40,6 +42,8 @@ class Sharing(World):
             apply=lambda _address, _load: None,
             planner=self.planner,
             index=self.router.index,
+            rates=RateLimits(),
+            admission=Admission(self.router),
             clock_s=time.perf_counter,
         )
         self.store.start()

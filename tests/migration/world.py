@@ -25,7 +25,8 @@ from fairlead.tools.simulate.kv_exchange import KvOptions
 from fairlead.tools.simulate.server import EngineOptions, RunningEngine
 from tests.core.world import carries, make_endpoint
 from tests.engines.world import PATIENT
-from tests.tools.simulate.conftest import FAST, WITHIN_S, until
+from tests.tools.simulate.conftest import FAST, WITHIN_S
+from tests.waiting import until
 
 CHAT: Final = "/v1/chat/completions"
 RULES: Final = Rules(hot_tokens=1000, least_tokens=500, cool_down_s=60.0)

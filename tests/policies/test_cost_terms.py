@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.core.load import Load
 from fairlead.core.policy import NO_TUNER
+from fairlead.core.reported import EngineReport
 from fairlead.policies import build_policy
 from tests.core.world import World
 from tests.policies.options import best, option
@@ -25,6 +27,7 @@ endpoints = st.fixed_dictionaries(
         "rtt_ms": st.floats(0.0, 300.0),
         "prefill_ms_per_token": st.floats(0.001, 2.0),
         "decode_ms_per_token": st.floats(0.1, 100.0),
+        "adapters_in_use": st.sampled_from([(), ("legal",), ("medical",), ("medical", "other"), ("a", "b", "c")]),
     }
 )
 fairlead_weights = st.fixed_dictionaries(
@@ -32,7 +35,7 @@ fairlead_weights = st.fixed_dictionaries(
         name: st.floats(0.0, 8.0)
         for name in ("rtt_weight", "queue_weight", "crowd_weight", "stall_weight", "evict_weight", "batch_weight")
     }
-    | {"least_answer_tokens": st.floats(0.0, 2000.0)}
+    | {"least_answer_tokens": st.floats(0.0, 2000.0), "adapter_weight": st.floats(0.0, 8.0)}
 )
 laar_weights = st.fixed_dictionaries({"alpha": st.floats(0.0, 8.0)})
 
@@ -41,16 +44,24 @@ def loaded(policy: str, weights: Mapping[str, Any], pool: list[dict[str, Any]]) 
     world = World(policy, **weights)
     for number, fields in enumerate(pool):
         own = {name: getattr(fields["own"], name) for name in Load.__struct_fields__}
-        rest = {k: v for k, v in fields.items() if k != "own"}
-        world.endpoint(f"e{number}:1", f"m{number % 3}", **own, **rest)
+        rest = {k: v for k, v in fields.items() if k not in ("own", "adapters_in_use")}
+        endpoint = world.endpoint(f"e{number}:1", f"m{number % 3}", **own, **rest)
+        used = fields["adapters_in_use"]
+        endpoint.reported(EngineReport(running_requests=1, adapter_slots=2, running_adapters=used, stale=False))
     return world
 
 
 @pytest.mark.parametrize(("policy", "weights"), [("fairlead", fairlead_weights), ("laar", laar_weights)])
 def test_the_terms_of_every_candidate_add_up_to_its_score(policy: str, weights: Any) -> None:
-    @given(weights, st.lists(endpoints, min_size=1, max_size=8), st.integers(1, 10**5), st.integers(0, 3))
-    def check(weights: dict[str, float], pool: list[dict[str, Any]], tokens: int, attempts: int) -> None:
-        decision = loaded(policy, weights, pool).pick(tokens=tokens, attempted=["m1"] * attempts)
+    @given(
+        weights,
+        st.lists(endpoints, min_size=1, max_size=8),
+        st.integers(1, 10**5),
+        st.integers(0, 3),
+        st.sampled_from(["", "legal"]),
+    )
+    def check(weights: dict[str, float], pool: list[dict[str, Any]], tokens: int, attempts: int, adapter: str) -> None:
+        decision = loaded(policy, weights, pool).pick(tokens=tokens, attempted=["m1"] * attempts, adapter=adapter)
         for ranked in decision.best:
             terms = decision.terms(ranked)
             assert terms is not None
@@ -80,6 +91,22 @@ def test_each_cause_of_the_cost_is_a_term_of_it() -> None:
     assert terms.queue_ms == pytest.approx(0.1 * 500 + 10.0 * beside * (300 - 256))
     assert terms.decode_ms == pytest.approx(10.0 * 100 * (1 + beside))
     assert terms.total_ms() == pytest.approx((terms.rtt_ms + terms.prefill_ms + terms.queue_ms + terms.decode_ms) / 0.5)
+
+
+def test_loading_an_adapter_counts_as_prefill_that_takes_as_long_after_the_wait_for_a_slot() -> None:
+    """By hand: 150 ms are 1,500 tokens; 2 in flight decode; both slots are free after 2/3 of an answer."""
+    world = World("fairlead", crowd_weight=1.0, stall_weight=0.5, adapter_weight=2.0)
+    endpoint = world.endpoint(
+        "a:1", prefill_ms_per_token=0.1, decode_ms_per_token=10.0, inflight_requests=2, decoding_requests=2
+    )
+    endpoint.speed = msgspec.structs.replace(endpoint.speed, adapter_load_ms=150.0, answer_tokens=100.0)
+    used = ("a", "b", "c")
+    endpoint.reported(EngineReport(running_requests=1, adapter_slots=2, running_adapters=used, stale=False))
+    decision = world.pick(adapter="legal")
+    terms = decision.terms(decision.best[0])
+    assert terms is not None
+    wait_ms = 2 / 3 * 100 * 10.0 * (1 + 2 * endpoint.speed.batch_slowdown)
+    assert terms.adapter_ms == pytest.approx(2.0 * (wait_ms + 1500 * 0.1 * (1 + 2 * 1.0 + 2 * 0.5)))
 
 
 def test_a_prefill_stalls_those_that_decode_and_not_those_that_wait() -> None:

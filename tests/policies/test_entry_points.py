@@ -121,7 +121,7 @@ def test_one_that_cannot_be_used_is_the_configurations_mistake_with_its_cause(
 def test_a_broken_one_is_in_nobodys_way_who_does_not_name_it(install: Install) -> None:
     install("highest", "acme:Highest", "raise RuntimeError")
     assert isinstance(build_policy("fairlead", {}), Fairlead)
-    with pytest.raises(ConfigError, match=r"Known are: .*highest"):
+    with pytest.raises(ConfigError, match=r"Known names: .*highest"):
         configured("hihest")
 
 

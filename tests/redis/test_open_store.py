@@ -25,6 +25,8 @@ try:
         apply=print,
         planner=Planner(Rules(), SessionTable()),
         index=PrefixIndex(),
+        rates=None,
+        admission=None,
         clock_s=float,
     )
 except UserError as error:

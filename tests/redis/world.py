@@ -10,14 +10,20 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
+from fairlead.admission.admission import Admission
+from fairlead.admission.rates import RateLimits
 from fairlead.core.facts import session_key
 from fairlead.core.load import Load
 from fairlead.core.migration import Planner, Rules
 from fairlead.core.peers import NO_LOAD
+from fairlead.core.pool import Pool
 from fairlead.core.prefix_index import PrefixIndex
+from fairlead.core.router import Router
 from fairlead.core.sessions import SessionTable
+from fairlead.policies import build_policy
 from fairlead.processes import free_ports
 from fairlead.redis.store import SharedStore
 from tests.core.world import make_endpoint
@@ -86,6 +92,10 @@ class Sidecar:
         self.endpoints = {address: make_endpoint(address, "m") for address in ("a:1", "b:1")}
         self.others: dict[str, Load] = {}
         self.planner = Planner(Rules(), self.table)
+        self.rates = RateLimits()
+        self.admission = Admission(
+            Router(Pool(tuple(self.endpoints.values()), {}), build_policy("random", {}), fallbacks=0, rng=Random(1))
+        )
         self.store = SharedStore(
             url,
             table=self.table,
@@ -93,6 +103,8 @@ class Sidecar:
             apply=self.others.__setitem__,
             planner=self.planner,
             index=PrefixIndex(),
+            rates=self.rates,
+            admission=self.admission,
             clock_s=time.perf_counter,
         )
         self.store.start()

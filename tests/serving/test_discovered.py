@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from fairlead.core.facts import RequestFacts
 from fairlead.core.in_flight import InFlight
-from fairlead.core.policy import Outcome, Refusal
+from fairlead.core.policy import Ended, Outcome, Refusal
 from fairlead.engines import watch
 from fairlead.errors import UserError
 from fairlead.extproc.models import models_answer
@@ -136,6 +136,24 @@ async def test_an_endpoint_that_drains_gets_nothing_new_and_one_that_is_back_doe
     await until(lambda: world.chosen() == {one.address, other.address})
 
 
+async def test_an_engine_that_joins_others_at_work_warms_in_and_those_of_the_start_do_not(world: World) -> None:
+    first, second, third, other = [await world.engine("llama") for _ in range(3)] + [await world.engine("mistral")]
+    world.lists(first.address, second.address)
+    await world.start()
+    await until(lambda: len(world.pool()) == 2)
+    served = world.admit("llama")
+    assert isinstance(served, InFlight)
+    served.sent(served.request, 0.0)
+    served.served(served.address, 200, 0.0, in_one_piece=True)
+    served.ended(0.0)
+    world.lists(*(each.address for each in (first, second, third, other)))
+    await until(lambda: len(world.pool()) == 4)
+    by_address = world.sidecar.services.router.pool.by_address
+    assert [by_address[each.address].warm_in.is_over for each in (first, second, third, other)] == [
+        True, True, False, True,
+    ]  # fmt: skip
+
+
 async def test_one_that_is_gone_is_forgotten_everywhere(world: World) -> None:
     engine, other = await world.engine("llama"), await world.engine("llama")
     world.lists(engine.address)
@@ -145,7 +163,8 @@ async def test_one_that_is_gone_is_forgotten_everywhere(world: World) -> None:
     running = world.admit("llama", session=b"s")
     assert isinstance(running, InFlight)
     running.sent(running.request, services.clock_s())
-    services.recorder.ended("llama", "llama", engine.address, 0.1, Outcome(200, 100.0), b"id")
+    ended = Ended(running.request, running.decision, Outcome(200, 100.0), engine.address, b"id", 0.0, 0.1)
+    services.recorder.ended("llama", ended)
     assert services.router.index.blocks(engine.address)
     world.lists(other.address)
     await until(lambda: world.pool() == {other.address: "llama"})

@@ -6,7 +6,6 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ from structlog.testing import capture_logs
 from fairlead.extproc.services import Services
 from fairlead.serving.sidecar import Sidecar
 from tests.serving.world import POOL, ConfigFile
+from tests.waiting import until
 
 TWO: dict[str, Any] = {"endpoints": [*POOL["endpoints"], {"address": "127.0.0.1:2", "model": "large"}]}
 
@@ -201,9 +201,3 @@ async def test_the_file_is_read_again_when_it_changes_and_when_it_is_asked_for(f
         watching.cancel()
         await asyncio.wait([watching])
     assert sidecar.services.recorder.reloads_refused == 0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.01)

@@ -14,7 +14,7 @@ from fairlead.extproc.services import Services
 from fairlead.serving import tend
 from fairlead.serving.build import build
 from fairlead.serving.in_force import InForce
-from tests.serving.test_reload import until
+from tests.waiting import until
 
 
 @pytest.fixture

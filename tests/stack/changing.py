@@ -72,9 +72,12 @@ class ChangingPool:
         return new.replace(self.folder / "fairlead.yaml")
 
     async def start(self) -> None:
-        path = self.write()
+        self.write()
         await self.start_sidecar()
-        tree = bootstrap(load(path), admin_address=self._envoy_admin)
+        await self.start_envoy()
+
+    async def start_envoy(self) -> None:
+        tree = bootstrap(load(self.folder / "fairlead.yaml"), admin_address=self._envoy_admin)
         self.envoy = await self._stack.enter_async_context(EnvoyProcess(tree, ready_within_s=WITHIN_S))
         await until(self._serves, "Envoy serves")
 
@@ -157,8 +160,12 @@ class ChangingPool:
 
     # ---- load -----------------------------------------------------------------------------------------------------
 
-    async def _post(self, content: str = "hello") -> tuple[int, str]:
-        body = {"model": "small", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+    async def ask(self, model: str) -> int:
+        """The status of one request."""
+        return (await self._post(model=model))[0]
+
+    async def _post(self, content: str = "hello", model: str = "small") -> tuple[int, str]:
+        body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 4}
         try:
             async with self.client.post(f"{self.url}/v1/chat/completions", json=body) as response:
                 answer = await response.text()

@@ -45,10 +45,12 @@ class Stack:
         self.config_path = folder / "fairlead.yaml"
         self.document: dict[str, Any] = {
             "listen": {"grpc": grpc, "admin": admin, "drain_s": 5},
-            "gateway": {"listen": listen},
+            # A busy machine may keep the sidecar waiting for a while: that is no sidecar that hangs.
+            "gateway": {"listen": listen, "processor_timeout_ms": 10_000},
             "pool": {
                 "endpoints": [
-                    {"address": engine.address, "model": option.model, "engine": option.kind} | _kv_transfer(engine)
+                    {"address": engine.address, "model": option.model, "engine": option.kind}
+                    | _kv_transfer(engine, option)
                     for engine, option in zip(engines, options, strict=True)
                 ]
             },
@@ -147,9 +149,11 @@ class Stack:
             return list((await response.json())["decisions"])
 
 
-def _kv_transfer(engine: RunningEngine) -> dict[str, Any]:
-    if engine.exchange is None:
+def _kv_transfer(engine: RunningEngine, option: EngineOptions) -> dict[str, Any]:
+    if engine.exchange is None or option.kv is None:
         return {}
+    if option.kv.connector == "nixl":
+        return {"kv_transfer": {"connector": "nixl"}}
     return {"kv_transfer": {"connector": "mooncake", "bootstrap": engine.exchange.address}}
 
 
@@ -160,12 +164,17 @@ Start = Callable[..., Awaitable[Stack]]
 async def stack(tmp_path: Path) -> AsyncIterator[Start]:
     """`await stack(EngineOptions(...), ..., mode=..., **sections of the configuration)`; the route `auto` is to all.
 
-    With `beside=another` it is a second sidecar with its own Envoy in front of the other's engines.
+    `endpoints` adds to their entries in the configuration. With `beside=another` it is a second sidecar with its own
+    Envoy in front of the other's engines.
     """
     async with AsyncExitStack() as cleanup:
 
         async def start(
-            *options: EngineOptions, mode: Mode = "buffered", beside: Stack | None = None, **sections: Any
+            *options: EngineOptions,
+            mode: Mode = "buffered",
+            beside: Stack | None = None,
+            endpoints: Sequence[Mapping[str, Any]] = (),
+            **sections: Any,
         ) -> Stack:
             engines = [await cleanup.enter_async_context(running_engine(option)) for option in options]
             if beside is not None:
@@ -176,6 +185,8 @@ async def stack(tmp_path: Path) -> AsyncIterator[Start]:
             running.client = await cleanup.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
             routes = {"auto": list(dict.fromkeys(option.model for option in options))}
             running.document["pool"]["models"] = sections.pop("models", {})
+            for endpoint, more in zip(running.document["pool"]["endpoints"], endpoints, strict=False):
+                endpoint |= more
             running.document["gateway"] |= sections.pop("gateway", {})
             running.write(**({"routes": routes} | sections))
             cleanup.callback(running.end)

@@ -34,8 +34,8 @@ MODELS = ("small", "small", "large", "large")
 KINDS = ("model", "model, streamed", "route", "route, streamed", "cascade", "cascade, streamed")
 WORKERS_EACH = 2
 CLIENTS = WORKERS_EACH * len(KINDS)
-BEFORE_S, AWAY_S, AFTER_S = 0.5, 2.5, 0.5
-READY_WITHIN_S = 60.0
+AWAY_S = 2.5  # at least: Envoy checks its sidecars, and those the engines, once a second
+WITHIN_S = 120.0  # ends what would hang
 
 
 @dataclass
@@ -44,11 +44,13 @@ class Row:
 
     what: str
     sent: collections.Counter[str] = field(default_factory=collections.Counter)
+    ended: collections.Counter[str] = field(default_factory=collections.Counter)
+    advised: collections.Counter[str] = field(default_factory=collections.Counter)
     lost: collections.Counter[str] = field(default_factory=collections.Counter)
     reasons: list[str] = field(default_factory=list)
     cut: int = 0  # streams that had begun on the engine that was killed
     blind: int = 0  # answered without the sidecar's advice
-    last_blind_s: float = 0.0  # after the kill
+    last_blind_s: float = 0.0  # when the last of them was sent, after the kill
 
     def __str__(self) -> str:
         by_kind = " ".join(f"{self.sent[kind]:6}/{self.lost[kind]}" for kind in KINDS)
@@ -57,7 +59,7 @@ class Row:
 
 
 HEADING = (
-    f"{'killed, and back after 2.5 s':28} {'sent':>6} {'lost':>5} {'cut':>4} {'blind':>6} {'last s':>6}   "
+    f"{'killed, and back':28} {'sent':>6} {'lost':>5} {'cut':>4} {'blind':>6} {'last s':>6}   "
     "sent/lost: models, streamed, routes, streamed, cascades, streamed"
 )
 
@@ -74,7 +76,7 @@ class Part:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)  # noqa: ASYNC220 - it only starts
         host, port = self.address.split(":")
-        async with asyncio.timeout(READY_WITHIN_S):
+        async with asyncio.timeout(WITHIN_S):
             while True:
                 assert self._process.poll() is None, f"{self.name} ended:\n{self._log.read_text()}"
                 try:
@@ -90,7 +92,7 @@ class Part:
 
     async def ended(self) -> None:
         assert self._process is not None
-        async with asyncio.timeout(READY_WITHIN_S):
+        async with asyncio.timeout(WITHIN_S):
             while self._process.poll() is None:  # noqa: ASYNC110 - a process sets no event
                 await asyncio.sleep(0.02)
 
@@ -109,39 +111,54 @@ class World:
     client: aiohttp.ClientSession
 
     async def kill(self, part: Part, number: signal.Signals) -> Row:
-        """Kill `part` under load and start it again."""
+        """Kill `part` under load and start it again. Requests of each kind end before, while it is away, and after.
+
+        Where another sidecar is left, it advises each kind while `part` is away.
+        """
         row = Row(f"{part.name}, {number.name}")
         killed_at = [float("inf")]
         stop = asyncio.Event()
         asking = [
             asyncio.create_task(self._ask_until(stop, kind, row, part, killed_at)) for kind in KINDS * WORKERS_EACH
         ]
-        await asyncio.sleep(BEFORE_S)
+        await self._more(row.ended)
         killed_at[0] = time.monotonic()
         part.kill(number)
         await part.ended()
         await asyncio.sleep(max(0.0, AWAY_S - (time.monotonic() - killed_at[0])))
+        await self._more(row.advised if self.sidecars != [part] else row.ended)
         await part.start()
         await self._until_advised()
-        await asyncio.sleep(AFTER_S)
+        await self._more(row.advised)
         stop.set()
         await asyncio.gather(*asking)
         return row
+
+    async def _more(self, counts: collections.Counter[str]) -> None:
+        """Wait until each client of each kind may have counted once more, with a request that it sent since."""
+        enough = {kind: counts[kind] + 2 * WORKERS_EACH for kind in KINDS}
+        async with asyncio.timeout(WITHIN_S):
+            while any(counts[kind] < least for kind, least in enough.items()):  # noqa: ASYNC110 - tasks that count
+                await asyncio.sleep(0.02)
 
     async def _ask_until(self, stop: asyncio.Event, kind: str, row: Row, victim: Part, killed_at: list[float]) -> None:
         while not stop.is_set():
             model = {"model": "large", "route": "auto", "cascade": "answer"}[kind.partition(",")[0]]
             streams = kind.endswith("streamed")
             row.sent[kind] += 1
+            sent_s = time.monotonic()
             reason, headers = await self._ask(model, streams=streams)
+            row.ended[kind] += 1
             if reason and streams and headers.get("x-fairlead-endpoint") == victim.address:
                 row.cut += 1
             elif reason:
                 row.lost[kind] += 1
                 row.reasons.append(f"{kind}: {reason}")
-            if headers and "x-fairlead-decision" not in headers and time.monotonic() > killed_at[0]:
+            if "x-fairlead-decision" in headers:
+                row.advised[kind] += 1
+            elif headers and time.monotonic() > killed_at[0]:
                 row.blind += 1
-                row.last_blind_s = max(row.last_blind_s, time.monotonic() - killed_at[0])
+                row.last_blind_s = max(row.last_blind_s, sent_s - killed_at[0])
 
     async def _ask(self, model: str, *, streams: bool) -> tuple[str, dict[str, str]]:
         """Why the request is lost, or nothing, and the headers of its answer."""
@@ -160,7 +177,7 @@ class World:
             return repr(error), headers
 
     async def _until_advised(self) -> None:
-        async with asyncio.timeout(READY_WITHIN_S):
+        async with asyncio.timeout(WITHIN_S):
             while True:
                 async with self.client.get(f"{self.url}/v1/models") as answer:
                     if b'"owned_by":"fairlead"' in await answer.read():
@@ -216,7 +233,7 @@ async def world(folder: Path, sidecars: int, mode: Mode = "buffered") -> AsyncIt
             found.append(await start(name, command, grpc[number]))
         envoy = EnvoyProcess(bootstrap(load(path), admin_address=admin, mode=mode))
         await cleanup.enter_async_context(envoy)
-        limit = aiohttp.ClientTimeout(total=30)
+        limit = aiohttp.ClientTimeout(total=WITHIN_S)
         client = await cleanup.enter_async_context(aiohttp.ClientSession(timeout=limit))
         running = World(f"http://{listen}", engines, found, redis, client)
         await running._until_advised()

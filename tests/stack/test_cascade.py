@@ -20,7 +20,7 @@ from tests.stack.conftest import Answer, Stack, Start, engine
 KEY, RIGHT = "6ab6ea3e-f288-4f33-bad6-7f42bb75b03f", "c0ffee00-1111-4222-8333-444455556666"
 OTHER_KEY, WRONG = "0badcafe-1111-4222-8333-444455556666", "feedface-1111-4222-8333-444455556666"
 QUESTION = f'"{OTHER_KEY}": "{WRONG}", "{KEY}": "{RIGHT}" Key: {KEY}'
-PROCESSOR_TIMEOUT_MS = 1000  # the default of gateway.processor_timeout_ms
+PROCESSOR_TIMEOUT_MS = 1000
 HALF = Capability({language: (0.5,) * len(BUCKETS) for language in LANGUAGES})
 NEVER = Capability({language: (0.0,) * len(BUCKETS) for language in LANGUAGES})
 
@@ -61,6 +61,7 @@ async def judge() -> AsyncIterator[Judge]:
 
 def routes(judge: Judge, **more: Any) -> dict[str, Any]:
     cascade = {"cascade": ["small", "large"], "thresholds": [50], "judge": {"url": judge.url, "model": "grader"}}
+    cascade["judge_timeout_s"] = 60  # the judge shares the test's event loop
     return {"auto": ["small", "large"], "answer": cascade | more}
 
 
@@ -136,7 +137,12 @@ async def test_a_judge_that_hangs_is_waited_for_as_long_as_the_route_says(stack:
 
 
 async def test_an_answer_is_held_longer_than_envoy_waits_for_other_messages(stack: Start, judge: Judge) -> None:
-    pool = await started(stack, judge)
+    pool = await stack(
+        engine("small", capability=NEVER),
+        engine("large"),
+        routes=routes(judge),
+        gateway={"processor_timeout_ms": PROCESSOR_TIMEOUT_MS},
+    )
     await pool.fault(1, kind="slow", delay_ms=1.3 * PROCESSOR_TIMEOUT_MS)
     assert text_of(await asked(pool)) == RIGHT
 
@@ -162,7 +168,7 @@ async def test_when_the_first_model_is_down_the_next_one_answers(stack: Start, j
 
 
 async def test_at_the_deadline_the_first_answer_is_given(stack: Start, judge: Judge) -> None:
-    pool = await started(stack, judge, deadline_s=0.5)
+    pool = await started(stack, judge, deadline_s=3)  # the judge has said what it thinks long before
     await pool.fault(1, kind="hang")
     answer = await asked(pool)
     assert (answer.status, text_of(answer)) == (200, WRONG)
@@ -259,6 +265,11 @@ async def test_new_thresholds_take_effect_without_a_request_lost(stack: Start, j
             answers.append(await asked(pool))
 
     running = asyncio.create_task(traffic())
+
+    async def has_begun() -> bool:
+        return bool(answers)
+
+    await pool.until(has_begun, "an answer came under the old threshold")
     pool.write(routes=routes(judge, thresholds=[0]))
 
     async def accepts_all() -> bool:

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from fairlead.client import Retry, ask_async
-from fairlead.decision_log.judged import judged
-from fairlead.decision_log.reader import read_decisions
+from fairlead.tools.decisions import read_decisions
+from fairlead.tools.fit.judged import judged
 from fairlead.tools.replay.traces import read_trace
 from tests.stack.conftest import Stack, Start, engine
 

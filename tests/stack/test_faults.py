@@ -30,7 +30,7 @@ async def test_a_dead_engine_costs_no_request(stack: Start) -> None:
     "fault", [{"kind": "error", "status": status} for status in (500, 503, 429)] + [{"kind": "reset"}]
 )
 async def test_a_failing_engine_hands_over_to_the_next_of_its_model(stack: Start, fault: dict[str, object]) -> None:
-    pool = await stack(engine("small"), engine("small"), engine("large"))
+    pool = await stack(engine("small"), engine("small"), engine("large"), policy={"name": "ear"})  # a session stays
     session = {"x-session-id": "s"}
     home = (await pool.chat(model="small", headers=session)).headers["x-fairlead-endpoint"]
     failing = [running.address for running in pool.engines].index(home)
@@ -38,7 +38,7 @@ async def test_a_failing_engine_hands_over_to_the_next_of_its_model(stack: Start
     answers = [await pool.chat(model="small", headers=session) for _ in range(4)]
     assert [answer.status for answer in answers] == [200] * 4
     assert {answer.headers["x-fairlead-endpoint"] for answer in answers} == {pool.engines[1 - failing].address}
-    assert "fallback" in {answer.headers["x-fairlead-decision"] for answer in answers}
+    assert answers[0].headers["x-fairlead-decision"] == "fallback"
     await pool.at_rest()
 
 
@@ -82,15 +82,14 @@ async def test_an_engine_that_answers_probes_and_hangs_on_requests_is_ejected(st
         except TimeoutError:
             return "left"
 
+    async def ejections() -> float:
+        return await pool.metric("fairlead_endpoint_ejections_total", endpoint=hanging)
+
     asked: list[str] = []
-    while asked.count("left") < REQUEST_FAILURES_TO_EJECT:  # how many of them go to which engine is the policy's matter
+    while not await ejections():  # how many of them go to which engine is the policy's matter
         asked += await asyncio.gather(*(ask() for _ in range(4 * REQUEST_FAILURES_TO_EJECT)))
     assert set(asked) == {"left", well}
-
-    async def ejected() -> bool:
-        return await pool.metric("fairlead_endpoint_ejections_total", endpoint=hanging) == 1
-
-    await pool.until(ejected, "the hanging engine is ejected")
+    assert asked.count("left") >= REQUEST_FAILURES_TO_EJECT
     assert await asyncio.gather(*(ask() for _ in range(8))) == [well] * 8
 
 
@@ -120,7 +119,7 @@ async def test_when_the_sidecar_is_killed_requests_flow_and_its_return_is_notice
 
 
 async def test_when_the_sidecar_hangs_requests_flow(stack: Start) -> None:
-    pool = await stack(engine("small"))
+    pool = await stack(engine("small"), gateway={"processor_timeout_ms": 1000})
     assert pool.sidecar is not None
     pool.sidecar.send_signal(signal.SIGSTOP)
     try:

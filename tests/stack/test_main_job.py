@@ -166,6 +166,7 @@ async def test_a_new_configuration_is_taken_up_and_a_bad_one_refused(stack: Star
 
 async def test_on_sigterm_running_streams_finish_and_new_requests_still_flow(stack: Start) -> None:
     pool = await stack(engine("small"))
+    await pool.fault(0, kind="slow", delay_ms=1e9)
     running = asyncio.create_task(pool.chat(model="small", stream=True, max_tokens=2000))
 
     async def in_flight() -> bool:
@@ -174,6 +175,7 @@ async def test_on_sigterm_running_streams_finish_and_new_requests_still_flow(sta
     await pool.until(in_flight, "the stream runs")
     assert pool.sidecar is not None
     pool.sidecar.send_signal(signal.SIGTERM)
+    pool.engines[0].faults.set(None)
 
     async def no_advice() -> bool:
         return not await pool.advises()

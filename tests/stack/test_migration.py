@@ -18,11 +18,11 @@ from fairlead.tools.simulate.server import EngineOptions
 from tests.redis.world import RedisServer
 from tests.stack.conftest import Answer, Stack, Start
 
-MS_PER_TOKEN: Final = 0.02
+MS_PER_TOKEN: Final = 1.0  # what the sidecar is told: far more than the engines take, so that a hot one stays so
 TIME_SCALE: Final = 5.0
 CONTEXT: Final = "The quick brown fox jumps over the lazy dog and runs into the woods. " * 220  # some 3,400 tokens
 OTHER_CONTEXT: Final = "Pack my box with five dozen liquor jugs and carry it over the hill by noon. " * 220
-LONG: Final = "Much more text than any engine of this pool has ever seen. " * 5000  # 65,000 tokens, 1.3 s of prefill
+LONG: Final = "Much more text than any engine of this pool has ever seen. " * 5000  # 65,000 tokens: 65 s of prefill
 RULES: Final = {"hot_tokens": 4000, "hot_ratio": 1.0, "least_tokens": 1000, "export_s": 60, "import_s": 60}
 
 
@@ -33,7 +33,9 @@ def engine() -> EngineOptions:
 async def started(stack: Start, *, rules: Mapping[str, float] = RULES, **sections: Any) -> Stack:
     """Two engines under `ear`, whose sessions move."""
     models = {"m": {"prefill_ms_per_token": MS_PER_TOKEN, "kv_bytes_per_token": 1024}}
-    pool = await stack(engine(), engine(), policy={"name": "ear"}, migration=dict(rules), models=models, **sections)
+    unlearned = {"interval_ms": 100, "timeout_ms": 10_000, "answers_per_second": 0}
+    common = {"policy": {"name": "ear"}, "migration": dict(rules), "models": models, "observe": unlearned}
+    pool = await stack(engine(), engine(), **common, **sections)
 
     async def identified() -> bool:
         async with pool.client.get(f"{pool.admin_url}/debug/endpoints") as response:
@@ -64,18 +66,27 @@ def cached_share(answer: Answer) -> float:
 
 @asynccontextmanager
 async def heat(pool: Stack, home: str) -> AsyncIterator[None]:
-    """The endpoint is hot: a session that lives there has sent a prompt that takes it a while."""
+    """The endpoint is hot: a session that lives there has sent a long prompt, and leaves when the block ends."""
     number = 0
     while home_of(await turn(pool, f"heater-{home}-{number}", 0, "short")) != home:
         number += 1
+    await pool.fault(number_of(pool, home), kind="hang", count=1)
     long = asyncio.create_task(turn(pool, f"heater-{home}-{number}", 1, LONG))
 
+    async def pending() -> float:
+        return await pool.metric("fairlead_pending_prefill_tokens", endpoint=home)
+
     async def hot() -> bool:
-        return await pool.metric("fairlead_pending_prefill_tokens", endpoint=home) > RULES["hot_tokens"]
+        return await pending() > RULES["hot_tokens"]
+
+    async def cool() -> bool:
+        return not await hot()
 
     await pool.until(hot, "the host is hot")
     yield
-    assert home_of(await long) == home
+    assert await hot(), "it was so all the time"
+    long.cancel()
+    await pool.until(cool, "the host is hot no more")
 
 
 async def ended(pool: Stack, moves: int = 1) -> None:
@@ -174,8 +185,8 @@ async def test_a_move_that_fails_costs_the_user_nothing(stack: Start, stage: str
     pool = await started(stack, rules=rules)
     home = home_of(await turn(pool, "s", 0))
     source = number_of(pool, home)
-    await pool.fault(1 - source if stage == "import" else source, **fault)
     async with heat(pool, home):
+        await pool.fault(1 - source if stage == "import" else source, **fault)
         during = await turn(pool, "s", 1)
         await ended(pool)
     after = await turn(pool, "s", 2)
@@ -190,13 +201,14 @@ async def test_a_move_that_fails_costs_the_user_nothing(stack: Start, stage: str
 
 @pytest.mark.parametrize("dies", ["host", "target"])
 async def test_an_engine_that_dies_during_a_move_loses_no_request(stack: Start, dies: str) -> None:
-    pool = await started(stack, rules={**RULES, "import_s": 1.0})
+    pool = await started(stack)
     home = home_of(await turn(pool, "s", 0))
     source = number_of(pool, home)
-    await pool.fault(1 - source, kind="slow", delay_ms=500, only="import")
+    target = pool.engines[1 - source]
     exchange = pool.engines[source].exchange
     assert exchange is not None
     async with heat(pool, home):
+        await pool.fault(1 - source, kind="slow", delay_ms=1e9, only="import")
         await turn(pool, "s", 1)
 
         async def exported() -> bool:
@@ -204,6 +216,7 @@ async def test_an_engine_that_dies_during_a_move_loses_no_request(stack: Start, 
 
         await pool.until(exported, "the host has exported")
     await pool.engines[source if dies == "host" else 1 - source].stop()
+    target.faults.set(None)
     await ended(pool)
     after = await turn(pool, "s", 2)
     assert await outcome(pool, "done") == 0
@@ -213,10 +226,12 @@ async def test_an_engine_that_dies_during_a_move_loses_no_request(stack: Start, 
 async def test_a_turn_during_the_move_is_answered_by_the_bound_endpoint(stack: Start) -> None:
     pool = await started(stack)
     home = home_of(await turn(pool, "s", 0))
-    await pool.fault(1 - number_of(pool, home), kind="slow", delay_ms=500, only="import")
+    target = pool.engines[1 - number_of(pool, home)]
     async with heat(pool, home):
+        await pool.fault(number_of(pool, target.address), kind="slow", delay_ms=1e9, only="import")
         await turn(pool, "s", 1)
         assert home_of(await turn(pool, "s", 2)) == home
+    target.faults.set(None)
     await ended(pool)
     after = await turn(pool, "s", 3)
     assert home_of(after) != home
@@ -277,7 +292,7 @@ async def test_an_operator_drains_an_endpoint_until_it_can_be_stopped(stack: Sta
     homes = {session: home_of(await turn(pool, session, 0)) for session in "stuv"}
     drained = homes["s"]
     staying = [session for session, home in homes.items() if home == drained]
-    draining = asyncio.create_task(migrate(pool, "--drain", drained, "--wait-s", "2"))
+    draining = asyncio.create_task(migrate(pool, "--drain", drained, "--wait-s", "200"))
 
     async def begun() -> bool:
         async with pool.client.get(f"{pool.admin_url}/debug/endpoints") as response:
@@ -285,14 +300,22 @@ async def test_an_operator_drains_an_endpoint_until_it_can_be_stopped(stack: Sta
 
     await pool.until(begun, "the endpoint drains")
     assert home_of(await turn(pool, "new", 0)) != drained
-    await turn(pool, "s", 1)
-    await ended(pool)
+    for session in staying:
+        await turn(pool, session, 1)
+    await ended(pool, moves=len(staying))
     code, output = await draining
     assert (code, f"{drained} is drained and can be stopped" in output) == (0, True), output
-    assert (f"{len(staying) - 1} sessions sent no request" in output) == (len(staying) > 1), output
+    assert "sent no request" not in output, output
     await pool.engines[number_of(pool, drained)].stop()
     after = await turn(pool, "s", 2)
     assert (home_of(after) != drained, cached_share(after) > 0.95) == (True, True)
+
+
+async def test_a_drain_says_how_many_sessions_sent_nothing_while_it_waited(stack: Start) -> None:
+    pool = await started(stack)
+    homes = [home_of(await turn(pool, session, 0)) for session in "stuv"]
+    code, output = await migrate(pool, "--drain", homes[0], "--wait-s", "0.1")
+    assert (code, f"{homes.count(homes[0])} session" in output, "sent no request" in output) == (0, True, True), output
 
 
 async def test_wrong_arguments_of_migrate_are_reported_in_a_sentence(stack: Start) -> None:
@@ -300,7 +323,7 @@ async def test_wrong_arguments_of_migrate_are_reported_in_a_sentence(stack: Star
     for words, sentence in (
         (("s",), "write SESSION --to HOST:PORT"),
         (("nobody", "--to", pool.engines[0].address), "knows no such session"),
-        (("--drain", "127.0.0.1:1"), "is no endpoint of the pool"),
+        (("--drain", "127.0.0.1:1"), "is not an endpoint of the pool"),
         (("--drain", "here"), "has no port"),
     ):
         code, output = await migrate(pool, *words)
@@ -326,10 +349,12 @@ def redis(tmp_path: Any) -> Any:
 async def test_a_move_holds_though_redis_goes_in_its_middle(stack: Start, redis: RedisServer) -> None:
     pool = await started(stack, sessions={"store": redis.url})
     home = home_of(await turn(pool, "s", 0))
-    await pool.fault(1 - number_of(pool, home), kind="slow", delay_ms=500, only="import")
+    target = pool.engines[1 - number_of(pool, home)]
     async with heat(pool, home):
+        await pool.fault(number_of(pool, target.address), kind="slow", delay_ms=1e9, only="import")
         await turn(pool, "s", 1)
         redis.kill()
+    target.faults.set(None)
     await ended(pool)
     after = await turn(pool, "s", 2)
     assert home_of(after) != home

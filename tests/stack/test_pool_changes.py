@@ -62,6 +62,28 @@ async def test_envoy_keeps_its_engines_while_the_sidecar_is_away_and_follows_it_
     assert seen.lost == []
 
 
+async def test_envoy_that_starts_while_the_sidecar_is_away_serves_from_the_engines_that_the_configuration_lists(
+    pool: ChangingPool,
+) -> None:
+    listed, large, other = await pool.add(2), await pool.add(1, model="large"), await pool.add(1)
+    entries = [{"address": each, "model": "small"} for each in listed] + [{"address": large[0], "model": "large"}]
+    pool.document |= {"pool": {"endpoints": entries}, "routes": {"auto": ["large", "small"]}}
+    pool.lists(other)
+    pool.write()
+    await pool.start_envoy()
+    assert [await pool.ask(model) for model in ("small", "large", "auto", "unknown")] == [200, 200, 200, 404]
+    assert await pool.known_to_envoy() == set()
+    await pool.start_sidecar()
+    async with pool.load() as seen:
+        await until(lambda: {*listed, *other} <= set(seen.first_s), "the sidecar's engines serve")
+        await pool.stop(listed)
+        kept = await pool.known_to_envoy()
+        pool.kill_sidecar()
+        blind = seen.unadvised
+        await until(lambda: seen.unadvised > blind + 50, "Envoy serves by itself")
+        assert await pool.known_to_envoy() == kept == {*listed, *large, *other}
+
+
 async def test_an_engine_that_a_static_envoy_does_not_know_is_reported_and_gets_nothing(pool: ChangingPool) -> None:
     first, second = await pool.add(2)
     listed = [{"address": address, "model": "small"} for address in (first, second)]

@@ -27,7 +27,8 @@ def cached_share(answer: Answer) -> float:
 
 @pytest.mark.parametrize("mode", get_args(Mode))
 async def test_an_engine_finds_documents_cached_that_came_in_another_order(stack: Start, mode: Mode) -> None:
-    pool = await stack(engine(), engine(), mode=mode, reuse=ALWAYS)
+    equally_far = {"name": "fairlead", "rtt_weight": 0}  # measured round trips differ on a busy machine
+    pool = await stack(engine(), engine(), mode=mode, reuse=ALWAYS, policy=equally_far)
     first = await send(pool, ask(DOCUMENTS))
     second = await send(pool, ask([*DOCUMENTS[6:], *DOCUMENTS[:6]]))
     assert cached_share(first) == 0

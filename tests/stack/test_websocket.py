@@ -56,6 +56,18 @@ async def in_flight(pool: Realtime) -> int:
         return sum(endpoint["inflight_requests"] for endpoint in (await response.json())["endpoints"])
 
 
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+async def test_an_upgrade_that_is_no_get_is_refused_as_its_body_would_pass_unread(
+    realtime: Realtime, method: str
+) -> None:
+    headers = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    body = b'{"model":"small","kv_transfer_params":{}}'
+    url = f"{realtime.url}/v1/chat/completions"
+    async with realtime.client.request(method, url, data=body, headers=headers) as answer:
+        assert (answer.status, (await answer.json())["error"]["message"]) == (400, "A WebSocket opens with GET")
+    assert await in_flight(realtime) == 0
+
+
 @pytest.mark.parametrize(("asked", "expected"), [("small", "small"), ("large", "large"), ("auto", "large")])
 async def test_a_websocket_goes_to_the_model_that_its_query_names(
     realtime: Realtime, asked: str, expected: str

@@ -79,7 +79,7 @@ def test_what_it_would_have_accepted_is_reported_and_nothing_is_routed_different
     traffic.run(5000)
     assert len({id(policy) for policy in traffic.routed_by.values()}) == 1
     assert tuner.verdicts["accepted"] > 0
-    assert tuner.incumbent == tuner.home
+    assert tuner.incumbent == tuner.configured
 
 
 def test_every_trial_is_kept_with_both_measures_and_its_verdict() -> None:
@@ -124,7 +124,7 @@ def test_weights_that_were_accepted_and_pass_the_guard_later_give_way_to_those_o
     traffic.times_ms = lambda policy, _number: 100.0 if policy.queue_weight == 1.0 else 5000.0
     traffic.run(2000)
     assert tuner.verdicts["rolled_back"] == 1
-    assert tuner.incumbent == tuner.home
+    assert tuner.incumbent == tuner.configured
 
 
 def test_weights_that_were_accepted_stay_where_the_configured_ones_were_later_still() -> None:

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from fairlead.admin import calibration, decisions, views, waiting
+from fairlead.admin import calibration, decisions, rates, views, waiting
 from fairlead.admin.answers import encoded_answer, json_answer
 from fairlead.admin.drain_pages import add_command_pages
 from fairlead.admin.guard import guard
@@ -56,6 +56,7 @@ class _Pages:
         app.router.add_get("/debug/status", self._status)
         app.router.add_get("/debug/config", self._config)
         app.router.add_get("/debug/waiting", self._waiting)
+        app.router.add_get("/debug/rates", self._rates)
         app.router.add_get("/debug/calibration", self._calibration)
 
     async def _healthz(self, _: web.Request) -> web.Response:
@@ -106,6 +107,9 @@ class _Pages:
     async def _waiting(self, _: web.Request) -> web.Response:
         services = self._services
         return json_answer({"waiting": waiting.document(services.admission, services.clock_s())})
+
+    async def _rates(self, _: web.Request) -> web.Response:
+        return json_answer({"rates": rates.document(self._services.rates, self._services.clock_s())})
 
     async def _calibration(self, _: web.Request) -> web.Response:
         return json_answer({"calibration": calibration.document(self._services.calibration)})

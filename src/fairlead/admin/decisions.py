@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from fairlead.core.policy import Policy, Ranked
+from fairlead.core.prefill_decode import Hops, PrefillChoice
 from fairlead.extproc.recorder import KEPT_DECISIONS, DecisionRecord, Ending, Recorder
 
 NO_SUCH_REQUEST: Final = (
@@ -41,7 +42,17 @@ def story(recorder: Recorder, request_id: str) -> Document | None:
 def _decision(record: DecisionRecord) -> Document:
     shown = msgspec.structs.asdict(record)
     policy: Policy = shown.pop("policy")
-    return shown | {"best": [_choice(ranked, policy) for ranked in record.best]}
+    best = [_choice(ranked, policy) for ranked in record.best]
+    return shown | {"best": best, "prefill": None if record.prefill is None else _ways(record.prefill)}
+
+
+def _ways(choice: PrefillChoice) -> Document:
+    """Both ways to compute the prompt, in their terms."""
+    return {"taken": "split" if choice.is_split else "alone", "alone": _way(choice.alone), "split": _way(choice.split)}
+
+
+def _way(hops: Hops) -> Document:
+    return msgspec.structs.asdict(hops) | {"total_ms": hops.total_ms()}
 
 
 def _choice(ranked: Ranked, policy: Policy) -> Document:

@@ -20,7 +20,7 @@ _HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-sto
 
 
 def guard(names: Collection[str]) -> Middleware:
-    """`names` are host names that may be asked for, beside IP addresses and localhost."""
+    """`names` are host names that may be asked for, besides IP addresses and localhost."""
     allowed = frozenset(map(_plain, names)) | {"localhost"}
 
     @web.middleware

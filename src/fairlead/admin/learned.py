@@ -29,6 +29,7 @@ def _speeds(learner: Learner, pool: Pool, now_s: float) -> Iterator[Metric]:
     prefill = _gauge("learned_prefill_seconds_per_token", "Prefill of one uncached token", "endpoint", "model")
     decode = _gauge("learned_decode_seconds_per_token", "Decoding of one token, alone", "endpoint", "model")
     slowdown = _gauge("learned_batch_slowdown_ratio", "Added to it by each other request", "endpoint", "model")
+    adapter = _gauge("learned_adapter_load_seconds", "Loading an adapter", "endpoint", "model")
     samples = GaugeMetricFamily(
         "fairlead_learned_samples",
         "Timed parts of answers of one endpoint that its learned times go by; 0: it is taken to be like its model",
@@ -46,6 +47,8 @@ def _speeds(learner: Learner, pool: Pool, now_s: float) -> Iterator[Metric]:
         if times is not None and times.knows_decode:
             decode.add_metric(labels, endpoint.speed.decode_ms_per_token / 1e3)
             slowdown.add_metric(labels, endpoint.speed.batch_slowdown)
+        if times is not None and times.adapter_load_ms.learned:
+            adapter.add_metric(labels, endpoint.speed.adapter_load_ms / 1e3)
         engine = learner.engines.get(labels)
         if engine is not None:
             samples.add_metric((*labels, "prefill"), len(engine.prefill.samples))
@@ -54,7 +57,7 @@ def _speeds(learner: Learner, pool: Pool, now_s: float) -> Iterator[Metric]:
         since_s = times.since_s
         if since_s is not None:
             oldest.add_metric((model,), max(0.0, now_s - since_s))
-    yield from (prefill, decode, slowdown, samples, oldest)
+    yield from (prefill, decode, slowdown, adapter, samples, oldest)
 
 
 def _tokens(learner: Learner) -> Iterator[Metric]:

@@ -19,6 +19,8 @@ from fairlead.admin import (
     edge,
     endpoints,
     learned,
+    prefills,
+    rates,
     requests,
     reuse,
     tables,
@@ -50,9 +52,11 @@ class FairleadCollector(Collector):
         yield from learned.metrics(services)
         yield from tuner.metrics(services.router)
         yield from move_metrics(services.router.planner, services.mover)
+        yield from prefills.metrics(services.prefills)
         yield from reuse.metrics(services.reuse.reuse)
         yield from cascade.metrics(services.cascades.counts)
         yield from waiting.metrics(services.admission, services.router.pool)
+        yield from rates.metrics(services.rates)
         yield from calibration.metrics(services.calibration)
         yield from edge.metrics(services)
         yield from _faults(services)

@@ -52,7 +52,7 @@ def document(tuner: OnlineTuner) -> dict[str, Any]:
     return {
         "mode": "live" if tuner.applies else "shadow",
         "state": tuner.state,
-        "configured": tuner.home,
+        "configured": tuner.configured,
         "incumbent": tuner.incumbent,
         "candidate": tuner.candidate,
         "incumbent_p95_ms": _finite(tuner.incumbent_p95_ms),

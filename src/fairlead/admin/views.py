@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from fairlead import __version__
+from fairlead.admin.decisions import Document
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import session_key
 from fairlead.core.observation import LEAST_DECODE_TOKENS
@@ -25,8 +26,6 @@ from fairlead.extproc.services import Services
 _CLIENT_LEFT: Final = 499
 _SHOWN_ADAPTERS: Final = 32  # of an endpoint
 _NONE: Final = EndpointCounts()
-
-Document = dict[str, Any]
 
 
 def config(services: Services) -> Document:
@@ -109,8 +108,8 @@ def no_such_session(services: Services, tenant: str) -> str:
     """The sentence for a session that is not known."""
     tenant_header = services.config.tenants.header
     headers = ", ".join(services.config.sessions.headers)
-    reasons = f"it never came, was idle for more than {services.router.sessions.ttl_s} s, or its endpoint left the pool"
-    sentence = f"this sidecar knows no such session: {reasons}."
+    idle = f"it was idle for more than {services.router.sessions.ttl_s} s"
+    sentence = f"this sidecar knows no such session: no request named it, {idle}, or its endpoint left the pool."
     if headers:
         sentence += f" The first of these headers that a request has names its session: {headers}."
     if tenant_header and not tenant:
@@ -128,10 +127,14 @@ def _endpoint(services: Services, e: Endpoint, sessions: int, ended: Counter[str
         "model": e.model,
         "region": e.spec.region,
         "engine": e.spec.engine,
+        "role": e.spec.role,
         "version": e.identity.version,
         "max_model_len": e.max_model_len,
         "adapters": e.identity.adapters[:_SHOWN_ADAPTERS],
         "adapter_count": len(e.identity.adapters),
+        "adapter_slots": e.adapters.slots,
+        "adapters_loaded": e.adapters.loaded[-_SHOWN_ADAPTERS:],
+        "adapter_load": _adapter_load(services, e),
         "healthy": e.health.healthy,
         "withheld": sorted(health.withheld),  # why it gets nothing new, however well it is
         "draining": e.address in services.router.planner.draining,
@@ -165,16 +168,16 @@ def _endpoint(services: Services, e: Endpoint, sessions: int, ended: Counter[str
     }
 
 
-def _reported(said: EngineReport, now_s: float) -> Document:
+def _reported(report: EngineReport, now_s: float) -> Document:
     return {
-        "running_requests": said.running_requests,
-        "waiting_requests": said.waiting_requests,
-        "kv_usage": said.kv_usage,
-        "kv_capacity_tokens": said.kv_capacity_tokens,
-        "prefix_queried_tokens": said.prefix_queried_tokens,
-        "prefix_hit_tokens": said.prefix_hit_tokens,
-        "read_ago_s": None if said.read_s is None else max(0.0, now_s - said.read_s),
-        "stale": said.stale,
+        "running_requests": report.running_requests,
+        "waiting_requests": report.waiting_requests,
+        "kv_usage": report.kv_usage,
+        "kv_capacity_tokens": report.kv_capacity_tokens,
+        "prefix_queried_tokens": report.prefix_queried_tokens,
+        "prefix_hit_tokens": report.prefix_hit_tokens,
+        "read_ago_s": None if report.read_s is None else max(0.0, now_s - report.read_s),
+        "stale": report.stale,
     }
 
 
@@ -201,6 +204,18 @@ def _constant(services: Services, e: Endpoint, of: Literal["prefill", "decode"],
         "endpoint_factor": factor,  # to what is usual of the model
         "oldest_sample_s": None if since_s is None else max(0.0, now_s - since_s),
         "learned": learned,
+    }
+
+
+def _adapter_load(services: Services, e: Endpoint) -> Document:
+    """Milliseconds to load an adapter, and out of how many loads."""
+    learner = services.learner
+    model, engine = learner.models.get(e.model), learner.engines.get((e.address, e.model))
+    return {
+        "ms": e.speed.adapter_load_ms,
+        "source": "learned" if model is not None and model.adapter_load_ms.learned else "default",
+        "samples": 0 if model is None else model.adapter_load_ms.samples,  # of the model, on any of its endpoints
+        "endpoint_samples": 0 if engine is None else engine.adapter_load_ms.samples,
     }
 
 

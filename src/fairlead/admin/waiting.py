@@ -12,7 +12,7 @@ from fairlead.admin.families import histogram
 from fairlead.admission.admission import Admission
 from fairlead.core.pool import Pool
 
-OUTCOMES: Final = ("go", "full", "expired", "displaced", "shutting_down", "client_gone")
+OUTCOMES: Final = ("go", "full", "expired", "displaced", "shutting_down", "client_gone", "evicted")
 _SHOWN_TENANTS: Final = 20  # of a band, those with the most work
 
 
@@ -26,7 +26,8 @@ def metrics(admission: Admission, pool: Pool) -> Iterator[Metric]:
     )
     outcomes = CounterMetricFamily(
         "fairlead_waited_requests",
-        "Requests that could not begin at once, by what became of them: go began after all, the others were refused",
+        "Requests that could not begin at once, by what became of them: go began after all, evicted was "
+        "ended while it ran, the others were refused",
         labels=("priority", "outcome"),
     )
     requests: dict[str, int] = {}

@@ -13,7 +13,8 @@ from typing import Final
 
 import msgspec
 
-from fairlead.admission.gate import Gate, engine_ms
+from fairlead.admission.eviction import PATIENCE_S, Evictions
+from fairlead.admission.gate import Gate, answer_tokens, engine_ms
 from fairlead.admission.limits import BandRules, QueueRules
 from fairlead.admission.queue import WaitQueue
 from fairlead.admission.waiting import Lane, Verdict, Waiting
@@ -28,6 +29,7 @@ from fairlead.core.slo import least_first_token_ms
 
 AT_ONCE: Final = 64  # requests released in one step
 _MOST_LANES: Final = 64  # of one group, with something waiting: subsets beyond them wait as if they had none
+_FOR_PACE: Final = 0.5  # of its longest wait; the rest is for an endpoint with room
 _LEAST_RETRY_S, _MOST_RETRY_S = 1, 120
 _NEVER = BandRules()
 
@@ -35,6 +37,7 @@ _NEVER = BandRules()
 class Rules(msgspec.Struct, frozen=True):
     queue: QueueRules = QueueRules()
     begin_within_ms: float | None = None  # None: a few of the usual prefills
+    evicts_lower: bool = False  # a streamed answer of a lower level ends for a request that waits
 
 
 class BandCounts:
@@ -56,6 +59,7 @@ class Admission:
         self.is_draining = False
         self.gate = Gate(router)
         self.queue = WaitQueue(QueueRules())
+        self.evictions = Evictions()
         self._lanes: dict[str | None, Lane] = {}
         self._groups: dict[str, str] = {}
         self._pool: Pool | None = None  # of those
@@ -72,16 +76,24 @@ class Admission:
         self.gate.hint = None
         self.gate.begin_within_ms = None if rules is None else rules.begin_within_ms
         self._pool, self._groups, self._lanes = self.router.pool, _groups(self.router.pool), {}
-        self.queue = WaitQueue(QueueRules() if rules is None else rules.queue)
+        is_shared, self.queue = self.queue.is_shared, WaitQueue(QueueRules() if rules is None else rules.queue)
+        self.queue.is_shared = is_shared
         for waiting in before:
             waiting.account = waiting.flow = None
-            waiting.lane = self.lane(waiting.lane.model, waiting.lane.subset)
+            waiting.lane = self.lane(waiting.lane.model, waiting.lane.subset, waiting.lane.tpot_ms)
             if rules is None:
                 waiting.decide("go")
             else:
                 self._enter(waiting, now_s)
 
-    def lane(self, model: str | None, subset: Collection[str] | None = None) -> Lane:
+    def lane_of(self, model: str | None, subset: Collection[str] | None, request: RequestFacts) -> Lane:
+        """Of this request. It waits for a pace only where an idle endpoint would keep it: there waiting helps."""
+        tpot_ms = inf if request.slo is None else request.slo.tpot_ms
+        if tpot_ms < inf and all(e.speed.decode_ms_per_token > tpot_ms for e in self.router.pool.serving(model)):
+            tpot_ms = inf
+        return self.lane(model, subset, tpot_ms)
+
+    def lane(self, model: str | None, subset: Collection[str] | None = None, tpot_ms: float = inf) -> Lane:
         """Of requests that ask for `model`."""
         pool = self.router.pool
         if pool is not self._pool:
@@ -92,12 +104,12 @@ class Admission:
             lane = Lane(known, self._groups.get(known or "", ""))
             if known == model:  # any client may name any model
                 self._lanes[model] = lane
-        if subset is None:
+        if subset is None and tpot_ms == inf:
             return lane
         group = self.queue.groups.get(lane.group)
         if group is not None and sum(len(band.lanes) for band in group.bands.values()) >= _MOST_LANES:
             return lane
-        return Lane(lane.model, lane.group, frozenset(subset))
+        return Lane(lane.model, lane.group, None if subset is None else frozenset(subset), tpot_ms)
 
     def band(self, level: int) -> BandRules:
         return _NEVER if self.rules is None else self.rules.queue.band(level)
@@ -164,6 +176,8 @@ class Admission:
             return in_flight
         chosen = self.router.pool.by_address.get(in_flight.address)
         lane, own_tokens = self.lane(request.model, subset), request.tokens - in_flight.decision.cached_tokens
+        if in_flight.hop is not None:
+            own_tokens = 0  # computed elsewhere
         if chosen is None or self.gate.has_room(chosen, lane.group, now_s, own_requests=1, own_tokens=own_tokens):
             return in_flight
         in_flight.withdraw(now_s)
@@ -181,10 +195,19 @@ class Admission:
         self.gate.began(self._groups.get(endpoint.model, ""), prefill_ms)
         return took_ms
 
+    def engine_ms(self, in_flight: InFlight) -> float:
+        """The engine time that a request takes where it was sent."""
+        endpoint = self.router.pool.by_address.get(in_flight.address)
+        return 0.0 if endpoint is None else engine_ms(endpoint, in_flight.request, in_flight.decision.cached_tokens)[0]
+
     def expected_ms(self, lane: Lane, request: RequestFacts) -> float:
         """The engine time in ms that a request would take, as far as is known before it has an endpoint."""
         endpoint = next(iter(self.router.pool.serving(lane.model)), None)
         return 1.0 if endpoint is None else max(1.0, engine_ms(endpoint, request, 0)[0])
+
+    def expected_answer_tokens(self, model: str | None, request: RequestFacts) -> float:
+        endpoint = next(iter(self.router.pool.serving(model)), None)
+        return 0.0 if endpoint is None else answer_tokens(endpoint, request)
 
     def longest_useful_wait_s(self, lane: Lane, request: RequestFacts, now_s: float) -> float:
         """How long a request may wait and still meet its objective; infinite if it is served even then."""
@@ -194,6 +217,11 @@ class Admission:
         cached = self._cached(request, now_s)
         return (slo.ttft_ms - least_first_token_ms(self.router.pool.serving(lane.model), request, cached)) / 1e3
 
+    def most_for_pace_s(self, request: RequestFacts, longest_wait_s: float) -> float:
+        """How long one that is served in any case waits for its pace: while its first token can be in time."""
+        ttft_ms = inf if request.slo is None else request.slo.ttft_ms
+        return min(_FOR_PACE * longest_wait_s, ttft_ms / 2e3)
+
     def leave(self, waiting: Waiting) -> None:
         """Its client is gone."""
         if self.queue.remove(waiting):
@@ -202,7 +230,11 @@ class Admission:
     def release(self, now_s: float) -> bool:
         """Give endpoints to those who are next, as far as there is room. Whether there may be more to do at once."""
         for waiting in self.queue.expire(now_s):
-            self._decide(waiting, "expired", now_s)
+            if waiting.otherwise is None:
+                self._decide(waiting, "expired", now_s)
+            else:
+                (waiting.lane, waiting.expires_s), waiting.otherwise = waiting.otherwise, None
+                self._enter(waiting, now_s)
         left = AT_ONCE
         for group in [name for name, group in self.queue.groups.items() if group.bands]:
             while left:
@@ -227,7 +259,31 @@ class Admission:
                     took_ms = self._decide(taken.waiting, "go", now_s)
                 finally:
                     self.queue.charge(taken, took_ms, now_s)
+            self._evict_for(group, now_s)
         return not left
+
+    def _evict_for(self, group_name: str, now_s: float) -> None:
+        """End one answer below the highest level that waits, if that has waited for long enough."""
+        level, since_s = self._longest_at_the_top(group_name)
+        if since_s > now_s - PATIENCE_S:
+            return
+        for lane in self.queue.groups[group_name].bands[level].lanes:
+            addresses = {e.address for e in self.router.pool.serving(lane.model) if lane.may_go_to(e.address)}
+            running = self.evictions.choose(group_name, level, addresses)
+            if running is not None:
+                self._count(running.level, "evicted")
+                running.abort()
+                return
+
+    def _longest_at_the_top(self, group_name: str) -> tuple[int, float]:
+        """The highest level that waits, and since when, where an answer may end for it; infinite where none may."""
+        group = self.queue.groups.get(group_name)
+        if self.rules is None or not self.rules.evicts_lower or group is None or not group.bands:
+            return 0, inf
+        level, band = next(iter(group.bands.items()))
+        if not self.evictions.has_below(group_name, level):
+            return level, inf
+        return level, min(next(iter(lane.arrivals.values())).arrived_s for lane in band.lanes.values())
 
     def drain(self, now_s: float) -> None:
         """Nobody waits any more, and nobody will."""
@@ -250,7 +306,8 @@ class Admission:
     def next_event_s(self) -> float:
         """When `release` must be called even if nothing happens."""
         due_s = self.queue.next_deadline_s
-        for group in self.queue.groups.values():
+        for name, group in self.queue.groups.items():
+            due_s = min(due_s, self._longest_at_the_top(name)[1] + PATIENCE_S)
             for lane in {lane for band in group.bands.values() for lane in band.lanes}:
                 due_s = min(due_s, self.gate.next_room_s(lane))
         return due_s

@@ -17,6 +17,7 @@ from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
 from fairlead.core.placement import Placement
 from fairlead.core.running_limit import REFUSAL_S
+from fairlead.core.slo import pace_ms
 
 LEAST_BOUND_MS: Final = 1000.0
 _PREFILLS: Final = 4.0  # usual ones, that may wait at an endpoint where no bound is configured
@@ -58,6 +59,7 @@ class Gate:
         if (
             hint is not None
             and _may_go(lane, hint)
+            and _keeps_pace(lane, hint)
             and _has_room(hint, bound_ms, usual_ms, share, now_s, tokens=tokens)
         ):
             serving = self._router.pool.serving(lane.model)
@@ -65,10 +67,12 @@ class Gate:
                 return True
         found = False
         for endpoint in self._endpoints(lane):
-            if _has_room(endpoint, bound_ms, usual_ms, share, now_s, tokens=_uncached(endpoint, tokens, cached)):
+            found = True
+            if _keeps_pace(lane, endpoint) and _has_room(
+                endpoint, bound_ms, usual_ms, share, now_s, tokens=_uncached(endpoint, tokens, cached)
+            ):
                 self.hint = endpoint
                 return True
-            found = True
         return not found
 
     def has_room(
@@ -133,11 +137,15 @@ def engine_ms(endpoint: Endpoint, request: RequestFacts, cached_tokens: int) -> 
     """
     speed = endpoint.speed
     prefill_ms = max(0, request.tokens - cached_tokens) * speed.prefill_ms_per_token
-    answer_tokens, limit = speed.answer_tokens, request.max_output_tokens
-    if limit is not None and limit < answer_tokens:
-        answer_tokens = limit
     share = 1 / max(1, endpoint._load.inflight_requests) + speed.batch_slowdown
-    return prefill_ms + answer_tokens * speed.decode_ms_per_token * min(1.0, share), prefill_ms
+    decode_ms = answer_tokens(endpoint, request) * speed.decode_ms_per_token * min(1.0, share)
+    return prefill_ms + decode_ms, prefill_ms
+
+
+def answer_tokens(endpoint: Endpoint, request: RequestFacts) -> float:
+    """Those of a usual answer there, or as many as the request allows."""
+    usual, limit = endpoint.speed.answer_tokens, request.max_output_tokens
+    return usual if limit is None or limit >= usual else limit
 
 
 def _uncached(endpoint: Endpoint, tokens: int, cached: Mapping[str, int]) -> int:
@@ -145,7 +153,11 @@ def _uncached(endpoint: Endpoint, tokens: int, cached: Mapping[str, int]) -> int
 
 
 def _may_go(lane: Lane, endpoint: Endpoint) -> bool:
-    return endpoint.health.healthy and (lane.subset is None or endpoint.address in lane.subset)
+    return endpoint.health.healthy and lane.may_go_to(endpoint.address)
+
+
+def _keeps_pace(lane: Lane, endpoint: Endpoint) -> bool:
+    return lane.tpot_ms == inf or pace_ms(endpoint) <= lane.tpot_ms
 
 
 def _has_room(

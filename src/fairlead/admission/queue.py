@@ -19,6 +19,7 @@ from fairlead.admission.limits import QueueRules
 from fairlead.admission.waiting import Lane, Waiting
 
 IsOpen = Callable[[Lane, int], bool]
+Served = tuple[str, int, bytes]  # group, level and tenant, that were given engine time
 Fits = Callable[[Waiting], bool]
 _SPARE: Final = 64
 
@@ -52,6 +53,8 @@ class WaitQueue:
         self.requests = 0
         self.bytes = 0
         self.groups: dict[str, Group] = {}
+        self.is_shared = False  # with other sidecars: what tenants were given is kept for them in `unsent`
+        self.unsent: dict[Served, float] = {}
         self._numbers = 0
         self._deadlines: list[tuple[float, int, Waiting]] = []
         self._timed = 0  # live ones among them
@@ -193,9 +196,19 @@ class WaitQueue:
         """What was `taken` takes this much of an engine; 0 if it came to nothing."""
         taken.band.charge(taken.tenant, took_ms)
         group = taken.group
+        if self.is_shared and took_ms:
+            served = taken.waiting.lane.group, taken.band.level, taken.tenant
+            self.unsent[served] = self.unsent.get(served, 0.0) + took_ms
         group.aged_credit_ms += taken.credit_share * took_ms
         group.drain.gave(took_ms, now_s)
         self._drop_empty(group, taken.band)
+
+    def others_gave(self, served: Served, took_ms: float) -> None:
+        """Another sidecar gave a tenant engine time. Where nobody waits for it here, it counts for nothing."""
+        group_name, level, tenant = served
+        band = self._band(group_name, level)
+        if band is not None:
+            band.charge(tenant, took_ms)
 
     def remove(self, waiting: Waiting) -> bool:
         """It waits no more, for whatever reason; False if it did not wait."""

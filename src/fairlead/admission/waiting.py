@@ -22,6 +22,10 @@ class Lane(msgspec.Struct, frozen=True):
     model: str | None  # served model or route, as asked
     group: str  # of models that some route connects
     subset: frozenset[str] | None = None  # of endpoints, where the gateway gave one
+    tpot_ms: float = inf  # they wait for an endpoint that decodes at this pace
+
+    def may_go_to(self, address: str) -> bool:
+        return self.subset is None or address in self.subset
 
 
 class Waiting:
@@ -38,6 +42,7 @@ class Waiting:
         "lane",
         "level",
         "number",
+        "otherwise",
         "request",
         "size_bytes",
         "tenant",
@@ -56,6 +61,7 @@ class Waiting:
         arrived_s: float = 0.0,
         expires_s: float = inf,
         due_s: float = inf,
+        otherwise: tuple[Lane, float] | None = None,
     ) -> None:
         self.lane = lane
         self.decide = decide
@@ -67,6 +73,7 @@ class Waiting:
         self.arrived_s = arrived_s
         self.expires_s = expires_s
         self.due_s = min(due_s, expires_s)  # the first due of a tenant goes first; equal ones in order of arrival
+        self.otherwise = otherwise  # the lane in which it waits on after `expires_s`, and until when
         self.number = 0
         self.account: object = None  # None: it does not wait
         self.flow: object = None

@@ -6,7 +6,17 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from fairlead.api.spans import Span
+from fairlead.api.spans import Span, spliced
+
+
+def with_values(body: bytes, spans: Mapping[str, Span], values: Mapping[str, bytes]) -> bytes:
+    """`body`, a JSON object with its values at `spans`, with these JSON texts as values of its keys, old or new."""
+    end = body.rindex(b"}")
+    new = b",".join([b'"%b":%b' % (key.encode(), value) for key, value in values.items() if key not in spans])
+    changes = [(*spans[key], value) for key, value in values.items() if key in spans]
+    if new:
+        changes.append((end, end, b"," + new if spans else new))
+    return spliced(body, changes)
 
 
 def edits(

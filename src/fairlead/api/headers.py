@@ -23,6 +23,7 @@ QUEUE_TTL: Final = b"x-llm-d-inference-ttl"  # how long it may wait at most: 2s,
 # Of a request, set by a gateway that vouches for them; a client that sets them is not believed.
 OBJECTIVE: Final = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 FAIRNESS_ID: Final = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
+MODEL_REWRITE: Final = (b"x-llm-d-model-name-rewrite", b"x-gateway-model-name-rewrite")  # to send instead
 
 # Of an answer.
 DROPPED_REASON: Final = b"x-llm-d-request-dropped-reason"
@@ -41,9 +42,16 @@ TEST_SELECTION: Final = b"test-epp-endpoint-selection"  # of GIE's conformance s
 TEST_SERVED: Final = b"x-conformance-test-served-endpoint"
 ORIGINAL_DESTINATION: Final = b"x-envoy-original-dst-host"  # a cluster of that type would follow it anywhere
 
+# To a proxy beside the engine (llm-d's): which endpoint computes the prompt. Its other levers are a gateway's too.
+PREFILLER: Final = b"x-prefiller-host-port"
+_OF_THE_PROXY: Final = (
+    PREFILLER, b"x-encoder-hosts-ports", b"x-data-parallel-host-port", b"x-kv-cache-source-host-port",
+)  # fmt: skip
+
 # Between the sidecar, the scripts in its Envoy, and the routes.
 INNER: Final = b"x-fairlead-inner"  # with our secret: a cascade's own request to a larger model
 EVENTS: Final = b"x-fairlead-events"  # the client asked for a stream and the engine is not: Envoy writes the events
+PREFILLED: Final = b"x-fairlead-prefilled"  # its KV waits at another engine, for one attempt
 CLUSTER: Final = b"x-fairlead-cluster"
 BLIND_MODEL: Final = b"x-fairlead-blind-model"
 MODEL_SPANS: Final = b"x-fairlead-model-spans"
@@ -52,8 +60,9 @@ MODEL_QUOTED: Final = b"x-fairlead-model-quoted"
 # What Envoy removes before any filter sees it. `INNER` is not among them: the sidecar believes it with its secret only.
 GATEWAY_ONLY: Final = (
     DESTINATION, SUBSET, MODEL, ENDPOINT, DECISION, EVENTS, CLUSTER, BLIND_MODEL, MODEL_SPANS, MODEL_QUOTED,
+    PREFILLED, *_OF_THE_PROXY,
 )  # fmt: skip
 # What the sidecar removes, behind whichever gateway. It overwrites `DESTINATION` itself.
 NOT_OF_A_CLIENT: Final = frozenset({*GATEWAY_ONLY, INNER, ORIGINAL_DESTINATION} - {DESTINATION})
-# With those that end here, as the endpoint-picker protocol has it: they say how a request waits.
-NOT_FOR_ENGINES: Final = NOT_OF_A_CLIENT.union(OBJECTIVE, FAIRNESS_ID, SLO_TTFT_MS, (QUEUE_TTL,))
+# With those that end here, as the endpoint-picker protocol has it: they say how a request waits, and where it goes.
+NOT_FOR_ENGINES: Final = NOT_OF_A_CLIENT.union(OBJECTIVE, FAIRNESS_ID, MODEL_REWRITE, SLO_TTFT_MS, (QUEUE_TTL,))

@@ -10,18 +10,21 @@ from fairlead.api.spans import Span
 MOST_PARTS: Final = 64
 _MOST_HEADER_BYTES: Final = 4096  # of one part
 _BOUNDARY: Final = re.compile(rb'boundary=(?:"([^"\r\n]{1,200})"|([^;,\s"]{1,200}))', re.IGNORECASE)
-_NAME: Final = re.compile(rb'\bname=(?:"([^"\r\n]{0,256})"|([^;\s"]{1,256}))', re.IGNORECASE)
+_DISPOSITION: Final = re.compile(rb"\r\ncontent-disposition:([^\r\n]*)", re.IGNORECASE)
+_PARAMETER: Final = re.compile(rb';\s*([^\s=;"]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;\s"]*))')
 
 
 def field_spans(body: bytes, content_type: bytes) -> list[tuple[str, Span]] | None:
     """Name and span of each field's value, in order; None if it is no form, or has over MOST_PARTS fields.
 
+    None also where two readers could take it for two forms: a boundary, a disposition or a name that is there twice.
+
     The time is that of one search for the boundary, so a long upload costs little.
     """
-    written = _BOUNDARY.search(content_type)
-    if written is None:
+    written = _BOUNDARY.findall(content_type)
+    if len(written) != 1:
         return None
-    boundary = b"--" + (written.group(1) or written.group(2))
+    boundary: bytes = b"--" + (written[0][0] or written[0][1])
     fields: list[tuple[str, Span]] = []
     start = 0 if body.startswith(boundary) else body.find(b"\r\n" + boundary) + 2
     if start == 1:  # not found
@@ -34,10 +37,13 @@ def field_spans(body: bytes, content_type: bytes) -> list[tuple[str, Span]] | No
         end = body.find(b"\r\n" + boundary, max(start, head_end + 2))
         if head_end < 0 or end < 0 or len(fields) == MOST_PARTS:
             return None
-        name = _NAME.search(body, start, head_end)
-        if name is not None:
+        dispositions = _DISPOSITION.findall(body, start, head_end)
+        if len(dispositions) != 1:
+            return None
+        names = [quoted or bare for key, quoted, bare in _PARAMETER.findall(dispositions[0]) if key.lower() == b"name"]
+        if len(names) > 1 or b"\\" in b"".join(names):
+            return None
+        if names:
             value_start = head_end + 4
-            fields.append(
-                ((name.group(1) or name.group(2) or b"").decode("latin-1"), (value_start, max(value_start, end)))
-            )
+            fields.append((names[0].decode("latin-1"), (value_start, max(value_start, end))))
         start = end + 2

@@ -57,7 +57,6 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     streams: bool = False
     with_usage: bool = False  # as the last event of a stream
     model_span: Span | None = None  # in a form; in JSON it is looked for only where it must change
-    generates: bool = True  # a path that fills an engine's cache
     cache_key: bytes = b""  # requests that differ in it share no cached prefix, whatever their text
     placed: tuple[Media, ...] = ()  # the first of the images and clips
     has_tools: bool = False
@@ -68,7 +67,7 @@ TOO_MANY: Final = Malformed(
     f"The body has too many messages, content parts or nested values; send at most {MOST_ITEMS} objects and lists"
 )
 _LONG_NAME: Final = Malformed(f"The model's name is longer than {MOST_NAME_CHARACTERS} characters", "model")
-_OPAQUE: Final = Prompt(None, b"", b"", 0, (), None, generates=False)
+_OPAQUE: Final = Prompt(None, b"", b"", 0, (), None)
 
 
 def parse(body: bytes, path: str, content_type: bytes = b"", most_items: int = MOST_ITEMS) -> Prompt | Malformed:
@@ -142,7 +141,7 @@ def _parse_other(body: bytes, path: str, content_type: bytes) -> Prompt | Malfor
     if path not in TOKENIZER_PATHS:
         parts = (read.query, read.documents, read.text_1, read.text_2, read.messages, read.prompt, read.input)
         text = _SEPARATOR.join([part for part in parts if part is not UNSET])
-    return Prompt(model, text, text, 0, (), None, reserved, generates=False)
+    return Prompt(model, text, text, 0, (), None, reserved)
 
 
 def _parse_form(body: bytes, content_type: bytes) -> Prompt | Malformed:
@@ -158,7 +157,7 @@ def _parse_form(body: bytes, content_type: bytes) -> Prompt | Malformed:
                 return Malformed("The form has the field model twice; write it once", "model")
             span = start, end
             model = body[start : min(end, start + 4 * MOST_NAME_CHARACTERS)].decode(errors="replace")
-    return Prompt(model or None, b"", b"", 0, (), None, model_span=span, generates=False)
+    return Prompt(model or None, b"", b"", 0, (), None, model_span=span)
 
 
 def _no_json(error: Exception) -> Malformed:

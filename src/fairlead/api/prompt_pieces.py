@@ -38,7 +38,7 @@ _first_byte: Final = Struct("c").unpack_from  # half the time of a memoryview
 
 
 class _Part(msgspec.Struct, gc=False):
-    """Of a content part, what is no text: media, and `content`, which may hold further parts."""
+    """Of a content part, what is not text: media, and `content`, which may hold further parts."""
 
     image_url: Slice = UNSET
     image: Slice = UNSET

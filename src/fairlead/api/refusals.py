@@ -15,6 +15,7 @@ class HttpAnswer(msgspec.Struct, frozen=True):
     details: str  # for Envoy's access log
     retry_after_s: int | None = None
     dropped: bytes = b""  # why, in the words of the Gateway API's pickers
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # besides
 
 
 def _error(
@@ -73,6 +74,21 @@ def too_late(retry_after_s: int) -> HttpAnswer:
     message = f"The engines are too busy to answer within the request's objective; try again in {retry_after_s} s"
     answer = _error(429, "overloaded", message, kind="rate_limit_error", retry_after_s=retry_after_s)
     return msgspec.structs.replace(answer, dropped=b"rejected-saturated")
+
+
+def rate_limited(unit: str, limit: float, retry_after_s: int, headers: tuple[tuple[bytes, bytes], ...]) -> HttpAnswer:
+    """The tenant has had its share of this minute. `unit`: `tokens` or `engine_ms`."""
+    what = "tokens" if unit == "tokens" else "milliseconds of engine time"
+    message = f"The rate limit of {limit:.0f} {what} a minute is reached; try again in {retry_after_s} s"
+    answer = _error(429, "rate_limit_exceeded", message, kind=unit, retry_after_s=retry_after_s)
+    return msgspec.structs.replace(answer, dropped=b"rejected-rate-limited", headers=headers)
+
+
+def evicted() -> HttpAnswer:
+    """Its answer was cut off; where its status is out already, Envoy has no use for this but to know that it ends."""
+    message = "The answer was ended for a request of a higher priority; try again shortly"
+    answer = _error(429, "evicted", message, kind="rate_limit_error", retry_after_s=1)
+    return msgspec.structs.replace(answer, dropped=b"evicted-priority")
 
 
 def shutting_down() -> HttpAnswer:

@@ -1,6 +1,6 @@
 """Where the values of a JSON object or list stand in its bytes: one can be replaced and no other byte changes.
 
-Nothing here raises: text that is no JSON, or is nested deeper than the parser goes, has no spans.
+Nothing here raises: text that is not JSON, or is nested deeper than the parser goes, has no spans.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ class Objective(Section):
 class Admission(Section):
     """Present: requests that no endpoint can begin soon wait here, in order, and are refused with 429 in the end."""
 
+    evict: Literal["lower"] | None = None  # ends a streamed answer of a lower priority; None: what runs is left alone
     begin_within_ms: Annotated[float, Field(gt=0, le=600_000)] | None = None  # None: a few usual prefills, 1 s at least
     max_wait_s: _Wait = 30.0  # then 429
     aging_s: _Wait = 20.0  # after this a request goes before others now and then, whatever its level
@@ -63,7 +64,7 @@ class Admission(Section):
     slo: dict[str, Objective] = Field(default_factory=dict)  # by model or route; "*": those that are not named
     header: HeaderName | None = None  # names the priority of a request
     vouched_by: Annotated[str, Field(min_length=1)] | None = (
-        None  # who sets that header, and the objective and fairness id
+        None  # who sets that header, the objective, the fairness id, and the name of another model
     )
 
     @model_validator(mode="after")
@@ -74,7 +75,7 @@ class Admission(Section):
         for path, name in named.items():
             if name not in self.priorities:
                 known = ", ".join(self.priorities) or "none; add it to admission.priorities"
-                raise InvalidAtError(path, f'no priority is called "{name}"; known are: {known}')
+                raise InvalidAtError(path, f'no priority is called "{name}"; known names: {known}')
         return self
 
     @model_validator(mode="after")

@@ -55,6 +55,26 @@ def _each_listens_at_a_port_of_its_own(config: Config) -> Iterator[InvalidAtErro
                 yield InvalidAtError(("pool", "endpoints", index, "address"), message)
 
 
+def _what_is_prefilled_is_decoded(config: Config) -> Iterator[InvalidAtError]:
+    """Endpoints that are discovered may be the other half."""
+    if config.discovery.is_used:
+        return
+    for index, endpoint in enumerate(config.pool.endpoints):
+        if endpoint.role == "prefill" and endpoint.kv_transfer is not None:
+            connector = endpoint.kv_transfer.connector
+            if not any(
+                other.role != "prefill"
+                and other.model == endpoint.model
+                and other.kv_transfer is not None
+                and other.kv_transfer.connector == connector
+                for other in config.pool.endpoints
+            ):
+                message = (
+                    f'no endpoint of "{endpoint.model}" decodes with kv_transfer {connector}; add one, or write both'
+                )
+                yield InvalidAtError(("pool", "endpoints", index, "role"), message)
+
+
 def _constants_are_of_served_models(config: Config) -> Iterator[InvalidAtError]:
     if config.discovery.is_used:  # what its engines will serve is not known yet, here and below
         return
@@ -167,15 +187,37 @@ def _has(models: list[str]) -> str:
     return "has" if len(models) == 1 else "have"
 
 
+def _rate_limits_are_of_tenants_somebody_vouches_for(config: Config) -> Iterator[InvalidAtError]:
+    """A client that may choose its name takes another one, and has its whole limit again."""
+    if config.rate_limits is None or config.tenants.vouched_by is not None:
+        return
+    if config.admission is not None and config.admission.vouched_by is not None and config.tenants.header is None:
+        return
+    message = (
+        "needs tenants.header and tenants.vouched_by: who says of which tenant a request is; a client that names "
+        "itself would take another name; see docs/admission.md"
+    )
+    yield InvalidAtError(("rate_limits",), message)
+
+
+def _the_server_can_evict(config: Config) -> Iterator[InvalidAtError]:
+    if config.admission is not None and config.admission.evict is not None and config.listen.server == "grpcio":
+        message = "only the native server can end an answer that runs; remove this, or listen.server: grpcio"
+        yield InvalidAtError(("admission", "evict"), message)
+
+
 _CHECKS: Final[tuple[_Check, ...]] = (
     _there_are_endpoints,
     _envoy_can_know_the_endpoints,
     _each_listens_at_a_port_of_its_own,
+    _what_is_prefilled_is_decoded,
     _constants_are_of_served_models,
     _routes_lead_to_served_models,
     _a_route_knows_the_capability_of_all_its_models_or_of_none,
     _tasks_are_known,
     _reuse_is_of_routes,
     _priorities_are_of_routes,
+    _rate_limits_are_of_tenants_somebody_vouches_for,
+    _the_server_can_evict,
     _the_tuned_policy_has_weights,
 )

@@ -17,6 +17,7 @@ from fairlead.config.listen import Listen
 from fairlead.config.observation import Decisions, Observe, Tracing
 from fairlead.config.policy import Migration, PolicyConfig, Tuner
 from fairlead.config.pool import ModelConfig, Pool
+from fairlead.config.rate_limits import RateLimits
 from fairlead.config.requests import Clients, Prefixes, Sessions, Tasks, Tenants
 from fairlead.config.routes import Reuse, Route, SplitRoute
 from fairlead.core.splits import Split
@@ -40,6 +41,7 @@ class Config(Section):
     migration: Migration | None = None
     tuner: Tuner = Tuner()
     admission: Admission | None = None
+    rate_limits: RateLimits | None = None
     decisions: Decisions | None = None
     tracing: Tracing | None = None
     reuse: dict[str, Reuse] = Field(default_factory=dict)
@@ -83,6 +85,11 @@ class Config(Section):
             for name, route in self.routes.items()
             if isinstance(route, SplitRoute)
         }
+
+    @property
+    def believes_gateway(self) -> bool:
+        """Somebody vouches for headers that say how a request waits and where it goes: no client can write them."""
+        return self.admission is not None and self.admission.vouched_by is not None
 
     def tasks_known(self) -> frozenset[str]:
         """Those for which a model has a capability file."""

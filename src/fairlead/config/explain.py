@@ -98,10 +98,10 @@ def _plain(limit: object) -> object:
 def _unknown_key(path: KeyPath, kind: type[BaseModel], page: str) -> str:
     known = _keys_beside(path, kind)
     if path[-1] in known:  # of another kind of entry
-        return "does not go with the keys beside it; remove it"
+        return "cannot stand together with the other keys here; remove it"
     near = get_close_matches(str(path[-1]), known, n=1)
     hint = f'unknown key; did you mean "{near[0]}"?' if near else "unknown key."
-    return f"{hint} Known are: {', '.join(known)} ({page})" if known else f"unknown key; see {page}"
+    return f"{hint} Known keys: {', '.join(known)} ({page})" if known else f"unknown key; see {page}"
 
 
 def _keys_beside(path: KeyPath, kind: type[BaseModel]) -> list[str]:

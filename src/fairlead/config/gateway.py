@@ -32,7 +32,7 @@ def _open_path(value: str) -> str:
     """Raises ValueError if it cannot be a request path, or has `*` anywhere but as its last part."""
     plain = value.removesuffix("/*")
     if not re.fullmatch(r"(/[^\s?#*]*)?", plain) or value in ("", "/") or "//" in value:
-        raise ValueError(f'"{value}" is no path; write one as /v1/files, or /v1/files/* for all below it')
+        raise ValueError(f'"{value}" is not a path; write one like /v1/files, or /v1/files/* for all below it')
     return value
 
 

@@ -16,7 +16,7 @@ _ONE_OF: Final = ("inference_pool", "selector", "service")
 def _name(value: str) -> str:
     """Raises ValueError if it cannot be the name of an object: it becomes part of a URL."""
     if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", value):
-        raise ValueError(f'"{value}" is no name of an object; write lower-case letters, digits, - and .')
+        raise ValueError(f'"{value}" is not the name of an object; write lower-case letters, digits, - and .')
     return value
 
 

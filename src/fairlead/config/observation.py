@@ -38,7 +38,9 @@ class Decisions(Section):
 def _collector(value: str) -> str:
     """Raises ValueError if spans cannot be sent there."""
     if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", value):
-        raise ValueError(f'"{value}" is no collector; write its URL for OTLP over HTTP, as http://collector:4318')
+        raise ValueError(
+            f'"{value}" is not a collector; write its URL for OTLP over HTTP, for example http://collector:4318'
+        )
     return value
 
 

@@ -11,6 +11,7 @@ from fairlead.access import PLAIN, Access
 from fairlead.addresses import Address, ZmqAddress
 from fairlead.config.errors import InvalidAtError
 from fairlead.config.values import AbsolutePath, TaskName
+from fairlead.core.endpoint import Role
 from fairlead.section import Section
 
 
@@ -27,6 +28,7 @@ class KvTransfer(Section):
 
     connector: dialects.KvConnector
     bootstrap: Address | None = None  # of Mooncake's bootstrap server, as the other engines reach it
+    megabytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1250.0  # to here, until requests teach it
 
     @model_validator(mode="after")
     def _mooncake_has_a_bootstrap_server(self) -> Self:
@@ -55,6 +57,7 @@ class EndpointConfig(Section):
     model: Annotated[str, Field(min_length=1)]
     engine: Engine = dialects.DEFAULT
     region: str = ""
+    role: Role = "both"  # prefill: it only computes prompts for others; decode: it computes none for others
     kv_events: KvEvents | None = None
     kv_transfer: KvTransfer | None = None
     tls: EngineTls | None = None  # default: that of its model, or of the pool
@@ -69,6 +72,13 @@ class EndpointConfig(Section):
             raise InvalidAtError(("kv_transfer", "connector"), message)
         return self
 
+    @model_validator(mode="after")
+    def _a_prefill_endpoint_can_pass_its_kv_on(self) -> Self:
+        if self.role == "prefill" and (self.kv_transfer is None or self.kv_transfer.connector == "shared"):
+            message = "is required with role prefill: {connector: nixl}, mooncake, or proxy where engines have llm-d's"
+            raise InvalidAtError(("kv_transfer",), message)
+        return self
+
 
 class ModelConfig(Section):
     """Constants of a model; the milliseconds are initial values, for one endpoint without other load."""
@@ -78,7 +88,7 @@ class ModelConfig(Section):
     prefill_ms_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     decode_ms_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
     max_model_len: PositiveInt | None = None  # prompts estimated longer are not sent to this model
-    kv_bytes_per_token: PositiveInt | None = None  # in the KV cache, over all layers and GPUs: for the metrics of moves
+    kv_bytes_per_token: PositiveInt | None = None  # in the KV cache, over all layers and GPUs
     tls: EngineTls | None = None  # of its engines; default: that of the pool
     api_key_file: AbsolutePath | None = None  # one line: the API key of its engines; default: that of the pool
 

@@ -16,9 +16,11 @@ from typing import Final
 import msgspec
 
 from fairlead.context.draft import Settings
-from fairlead.context.forms import Form, Kept, Reading, Work
+from fairlead.context.forms import Form
 from fairlead.context.index import ContextIndex
+from fairlead.context.readings import Kept, Reading
 from fairlead.context.texts import Text, read_texts
+from fairlead.context.work import Work
 
 LIMIT_S: Final = 0.005
 DEFAULT_MEMORY_BYTES: Final = 64 * 1024 * 1024

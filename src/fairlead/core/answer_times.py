@@ -19,17 +19,17 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from fairlead.core.decode_time import USUAL_SLOWDOWN
+from fairlead.core.endpoint import USUAL_SLOWDOWN
 from fairlead.statistics import solve, weighted_quantile
 
 LEAST_PREFILL_TOKENS: Final = 256  # a shorter prompt shows fixed costs, not the cost of a token
 _PASSES: Final = 5
-_OUTLIER: Final = 3.0  # times the usual residual; larger ones pull no harder
+_OUTLIER: Final = 3.0  # usual residuals: a larger one weighs no more than this
 _OF_MEDIAN: Final = 1.4826  # standard deviation of normal residuals over the median of their absolute values
-_LEAST_SPREAD: Final = 0.02  # of residuals, relative
-_SLOWDOWN_BELIEVED: Final = 3.0  # samples: weight of the usual slowdown, for loads too alike to show it
-_FIXED_DOUBTED: Final = 10.0  # samples: that a request's fixed cost is small next to its tokens' cost
-_BELIEVED: Final = 0.01  # samples: weight of the values that are in force beforehand
+_LEAST_SPREAD: Final = 0.02  # the least assumed standard deviation of a residual, relative
+_SLOWDOWN_BELIEVED: Final = 3.0  # weight of the usual slowdown, in samples; it holds while loads are alike
+_FIXED_DOUBTED: Final = 10.0  # weight, in samples, of assuming a fixed cost far below that of the tokens
+_BELIEVED: Final = 0.01  # weight of the constants in force, in samples
 
 _Amount = Annotated[float, Meta(ge=0, le=1e12)]
 
@@ -38,23 +38,23 @@ class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One timed part of an answer, and the work done in it. An array in the state file: keep the fields' order."""
 
     took_ms: Annotated[float, Meta(gt=0, le=1e12)]
-    requests: _Amount  # that began: 1 where the part holds what each request costs once
-    own_tokens: _Amount  # of its prompt, computed and not cached
-    other_tokens: _Amount  # of others' prompts that it waited for, as far as is known
-    steps: _Amount  # of decoding
-    concurrent: _Amount  # the sum over those steps of the other requests that decoded
-    unsure_tokens: _Amount  # that may have been computed meanwhile: taken to be cached, or another's prompt under way
-    trust: Annotated[float, Meta(ge=0, le=1)]  # in the numbers above; 1: the engine reported them
-    ended_s: float  # of the router's clock
+    requests: _Amount  # that began in it: 1 if it includes what each request costs once, else 0
+    own_tokens: _Amount  # tokens of its own prompt that were computed
+    other_tokens: _Amount  # tokens of other prompts that it waited for, as far as is known
+    steps: _Amount  # decoding steps
+    concurrent: _Amount  # other requests that decoded, summed over those steps
+    unsure_tokens: _Amount  # tokens that may have been computed too: expected to be cached, or of another prompt
+    trust: Annotated[float, Meta(ge=0, le=1)]  # in these counts; 1: the engine reported them
+    ended_s: float  # by the router's clock
 
 
 class Line(NamedTuple):
-    """The constants. Milliseconds."""
+    """What the parts of an answer cost: a request, a token of a prompt, a decoding step; in ms."""
 
     fixed_ms: float
     prefill_ms: float
     alone_ms: float
-    slowdown: float  # of a step alone, by each other request; 0 to 1: at most, requests take turns
+    slowdown: float  # of a step, by each other request, as a share of its time alone; at 1 requests take turns
 
     def ms(self, work: Work) -> float:
         return self.sure_ms(work) + self.prefill_ms * work.other_tokens

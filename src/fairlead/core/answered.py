@@ -7,7 +7,7 @@ the engine that generated it has it cached. It is found by a hash of the text be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from statistics import median
 from typing import Final
 
@@ -43,6 +43,12 @@ class AnsweredPrompts:
         self._new[key] = answered
         if len(self._new) >= MOST:
             self._old, self._new = self._new, {}
+
+    def forget(self, addresses: Collection[str]) -> None:
+        """The engines there have left the pool; others may come to their addresses."""
+        for answers in (self._new, self._old):
+            for key in [key for key, each in answers.items() if each.address in addresses]:
+                del answers[key]
 
     def reply_share(self, model: str) -> float:
         """How much of its own answers the model's engines find cached: none where its template drops its reasoning."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
-from fairlead.core.decode_time import USUAL_SLOWDOWN
-from fairlead.core.endpoint import USUAL_ANSWER_TOKENS, Endpoint
+from fairlead.core.adapter_slots import AdapterNeed
+from fairlead.core.endpoint import USUAL_ANSWER_TOKENS, USUAL_SLOWDOWN, Endpoint
 from fairlead.core.facts import RequestFacts
+
+NO_NEEDS: Final[Mapping[str, AdapterNeed]] = MappingProxyType({})
 
 
 class Standing(msgspec.Struct, frozen=True, gc=False):
@@ -52,6 +56,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     batch_slowdown: float = USUAL_SLOWDOWN
     rtt_spread_ms: float = 0.0  # by which measurements of the round trip differ
     answer_tokens: float = USUAL_ANSWER_TOKENS  # of this model's answers on average, whatever this request allows
+    adapter: AdapterNeed | None = None  # None: it names none, or has it loaded
 
 
 def fitting(endpoints: Sequence[Endpoint], request: RequestFacts) -> Sequence[Endpoint]:
@@ -66,11 +71,12 @@ def candidates(
     cached_tokens: Mapping[str, int],
     target: str | None = None,
     least_inflight: int | None = None,
+    needs: Mapping[str, AdapterNeed] = NO_NEEDS,
 ) -> list[Candidate]:
     """One candidate for each endpoint, in the same order; `cached_tokens` by address, absent is 0.
 
     `target` is the session's affinity target, `least_inflight` the requests in flight at the least loaded endpoint that
-    the request may go to, which need not be one of `endpoints`.
+    the request may go to, which need not be one of `endpoints`. `needs` are those of the adapter that it names.
     """
     language, bucket, tokens, attempted = request.language, request.bucket, request.tokens, request.attempted
     limit = request.max_output_tokens
@@ -113,6 +119,7 @@ def candidates(
                 speed.batch_slowdown,
                 e._rtt_spread_ms,
                 answer_tokens,
+                needs.get(e.address) if needs else None,
             )
         )
     return options

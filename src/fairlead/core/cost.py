@@ -12,6 +12,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from fairlead.core.adapter_slots import AdapterNeed
+
 Prices = tuple[float, float, float, float, float, float]
 """The prices of one endpoint at this moment, in ms: network, queue, prefill, contention, decode, network spread.
 
@@ -30,6 +32,11 @@ def latency_terms(
     network_ms, queue_ms, prefill_ms, contention_ms, decode_ms, _ = prices
     prefill_ms += least_inflight * contention_ms
     return network_ms, uncached_tokens * prefill_ms, queue_ms, output_tokens * decode_ms
+
+
+def adapter_ms(need: AdapterNeed, prefill_ms: float) -> float:
+    """Until an adapter has a slot and is loaded; `prefill_ms` is what an uncached token costs, with contention."""
+    return need.wait_ms + need.load_tokens * prefill_ms
 
 
 def costs_ms(
@@ -82,7 +89,8 @@ class CostTerms(msgspec.Struct, frozen=True, gc=False):
     success_probability: float
     attempts: int
     retry_penalty: float
+    adapter_ms: float = 0.0
 
     def total_ms(self) -> float:
-        latency_ms = self.rtt_ms + self.prefill_ms + self.queue_ms + self.decode_ms
+        latency_ms = self.rtt_ms + self.prefill_ms + self.queue_ms + self.decode_ms + self.adapter_ms
         return expected_ms(latency_ms, self.success_probability, self.retry_penalty, self.attempts)

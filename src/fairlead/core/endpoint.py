@@ -11,18 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
 from fairlead.access import PLAIN, Access
+from fairlead.core.adapter_slots import USUAL_LOAD_MS, AdapterSlots
 from fairlead.core.capability import NEUTRAL, Capability
-from fairlead.core.decode_time import USUAL_SLOWDOWN
-from fairlead.core.health import HALF, SILENCE_S, UNKNOWN_TO_ENVOY, Health
+from fairlead.core.health import HALF, SILENCE_S, UNKNOWN_TO_ENVOY, WARMING_IN, Health
 from fairlead.core.load import Load
 from fairlead.core.prefills import PrefillEstimate
 from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, EngineReport
 from fairlead.core.running_limit import RunningLimit
+from fairlead.core.warm_in import WarmIn
+from fairlead.dialects import DIALECTS
 
 _T = TypeVar("_T")
 
@@ -30,7 +32,12 @@ _TOO_MANY_REQUESTS: Final = 429
 _UNAVAILABLE: Final = 503
 MOST_PASSED_OVER: Final = 3  # requests, of an endpoint that has never answered any,
 PASSED_OVER_S: Final = 1.0  # over so long
+USUAL_SLOWDOWN: Final = 0.015  # of decoding alone, by each other request; until samples at different loads show it
 USUAL_ANSWER_TOKENS: Final = 256.0  # until answers were observed
+
+# `prefill`: it computes prompts for others and answers nobody; `decode`: it answers, and computes no prompt for others.
+Role = Literal["both", "prefill", "decode"]
+BY_PROXY: Final = "proxy"  # the connector of an engine whose own proxy asks the prefill endpoint that a header names
 
 
 class EndpointSpec(msgspec.Struct, frozen=True, gc=False):
@@ -45,6 +52,8 @@ class EndpointSpec(msgspec.Struct, frozen=True, gc=False):
     region: str = ""
     engine: str = "vllm"
     kv_connector: str = ""  # by which its KV can go elsewhere: mooncake, nixl, or a store that it shares; empty: none
+    role: Role = "both"
+    transfer_ms_per_token: float = 0.1  # for KV to come here from another endpoint, until requests teach a better value
     access: Access = PLAIN
 
 
@@ -55,6 +64,7 @@ class Speed(msgspec.Struct, frozen=True, gc=False):
     decode_ms_per_token: float  # alone on the engine
     batch_slowdown: float = USUAL_SLOWDOWN  # of decoding, by each other request there
     answer_tokens: float = USUAL_ANSWER_TOKENS
+    adapter_load_ms: float = USUAL_LOAD_MS
 
 
 class _Revised(property, Generic[_T]):
@@ -86,6 +96,7 @@ class Endpoint:
         "_rtt_spread_ms",
         "_spec",
         "_speed",
+        "adapters",
         "address",
         "answered_s",
         "health",
@@ -104,6 +115,7 @@ class Endpoint:
         "revision",
         "running_limit",
         "served_s",
+        "warm_in",
     )
 
     _generation: int
@@ -135,6 +147,8 @@ class Endpoint:
         self._passed_over_s = 0.0  # since when
         self.served_s = -inf  # when a request last succeeded here
         self.running_limit = RunningLimit()
+        self.warm_in = WarmIn()
+        self.adapters = AdapterSlots(DIALECTS[spec.engine].usual_adapter_slots)
         self.notify: Callable[[Endpoint], None] | None = None  # that there may be room here, for those that wait
         self.passed_over = 0  # requests that chose it and were answered elsewhere, since its last answer
         self.generation = 0
@@ -162,6 +176,7 @@ class Endpoint:
     def reported(self, report: EngineReport) -> None:
         """The engine reported its state. A number that moves shows that it has stepped since its last report."""
         before, self.report = self.report, report
+        self.adapters.reported(report)
         if report.waiting_requests is None or report.read_s is None or before.read_s is None or report.stale:
             return
         if report.changed_s == report.read_s and before.changed_s is not None:
@@ -199,6 +214,8 @@ class Endpoint:
         self.own = self.own.plus(load)
         self._load = self._load.plus(load)
         self.revision += 1
+        if not self.warm_in.is_over:
+            self._bound()
         if load.pending_prefill_tokens < 0 and self.notify is not None:  # a prefill is done
             self.notify(self)
 
@@ -207,8 +224,19 @@ class Endpoint:
         self.own = self.own.minus(load)
         self._load = self._load.minus(load)
         self.revision += 1
+        if not self.warm_in.is_over:
+            self._bound()
         if self.notify is not None:
             self.notify(self)
+
+    def request_served(self) -> None:
+        """A request was served here, to its end."""
+        if not self.warm_in.is_over:
+            self.warm_in.answered()
+            self._bound()
+
+    def _bound(self) -> None:
+        self.health.withhold(WARMING_IN, active=self.warm_in.is_full(self.own.inflight_requests))
 
     def refuses(self, code: int, now_s: float) -> bool:
         """Whether an answer with `code` means that the engine's queue is full: nothing is wrong with it.

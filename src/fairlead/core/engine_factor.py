@@ -18,15 +18,15 @@ from fairlead.statistics import weighted_quantile
 
 MOST_SAMPLES: Final = 64  # of one engine
 _HALF_LIFE: Final = 24  # samples
-_USUAL_SPREAD: Final = 0.5  # of the logarithm of a ratio, until samples show their own
-_USUAL_COUNTS: Final = 6.0  # samples that it is worth
-_SURE: Final = (12.0, 30.0)  # of the square of a difference over its error: from chance to certain
-_WITNESSES: Final = 3  # samples that a difference rests on
+_USUAL_SPREAD: Final = 0.5  # standard deviation of the logarithm of a ratio, until samples show their own
+_USUAL_COUNTS: Final = 6.0  # weight of that, in samples
+_SURE: Final = (12.0, 30.0)  # squared, a difference over its error: up to the first chance, from the second certain
+_WITNESSES: Final = 3  # samples at least, to believe in a difference
 _LEAST_DIFFERENCE: Final = math.log(1.15)  # smaller ones cost nothing, and cannot be told from chance
 _NEWEST: Final = 10  # samples that can show a change
 _NEWEST_WEIGHT: Final = 2.0
 _CHANGE: Final = math.log(1.5)
-_NEARLY_NONE: Final = 0.1  # of the newest samples may be as they were before: a few outliers are no change
+_NEARLY_NONE: Final = 0.1  # share of the newest samples that may look as before: a few outliers are no change
 _MOST_DIFFERENCE: Final = math.log(30.0)  # no accelerator is slower than another by more
 _TINY_MS: Final = 1e-9
 _OF_MEDIAN: Final = 1.4826

@@ -55,6 +55,8 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     last_turn: Turn | None = None  # the conversation before its last answer, and that answer
     task: str = ""  # see `core.task_rules`
     slo: Slo | None = None
+    may_split: bool = False  # one endpoint can compute its prompt and another decode: see `core.prefill_decode`
+    adapter: str = ""  # the model is one, and this is its name; its base model's slots are few
 
     def tokens_in(self, blocks: int) -> int:
         """Tokens of the prompt in its first `blocks` of the chain, with the head that stands before them."""
@@ -69,6 +71,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
         seed = name.encode()
         return msgspec.structs.replace(
             self,
+            adapter=name,
             prefix=prefix.seeded(self.prefix, seed),
             turn=self.turn and self.turn.seeded(seed),
             last_turn=self.last_turn and self.last_turn.seeded(seed),

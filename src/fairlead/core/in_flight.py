@@ -1,6 +1,6 @@
 """One request's life after its decision: the one owner of what it takes and of everything that must be given back.
 
-    admitted -> sent -> served -> ended
+    admitted -> sent -> served -> ended         (before `sent`, another endpoint may compute its prompt: `core.hop`)
         \\________\\________\\____-> withdrawn
 
 Each step is a method. A step that the present phase does not allow does nothing, so a message that comes twice, late or
@@ -15,11 +15,13 @@ from typing import Final, Literal
 
 from fairlead.api.usage import Usage
 from fairlead.core.facts import RequestFacts
+from fairlead.core.hop import Hop
 from fairlead.core.ledger import Ticket
 from fairlead.core.moves import Move
 from fairlead.core.observation import Observation
 from fairlead.core.placement import Placement
 from fairlead.core.policy import Decision, Outcome
+from fairlead.core.prefill_decode import TRANSFER_SETUP_MS
 from fairlead.core.prefix_index import HeldBefore
 
 Feedback = Callable[[Decision, Outcome, float], None]
@@ -29,6 +31,7 @@ CLIENT_ERROR: Final = 400
 SERVER_ERROR: Final = 500
 QUEUE_FULL: Final = (429, 503)
 NEARLY_FULL: Final = 0.75  # of a KV cache: the next prompt may find no room
+EVICTED_CODE: Final = 429
 ABORTED_CODE: Final = 499  # it ended before an engine answered
 
 
@@ -50,14 +53,25 @@ class InFlight:
         "_ticket",
         "code",
         "decision",
+        "from_elsewhere",
+        "hop",
         "phase",
         "request",
         "sent_s",
+        "was_evicted",
     )
 
     def __init__(
-        self, placement: Placement, feedback: Feedback, request: RequestFacts, decision: Decision, ticket: Ticket
+        self,
+        placement: Placement,
+        feedback: Feedback,
+        request: RequestFacts,
+        decision: Decision,
+        ticket: Ticket,
+        hop: Hop | None = None,
     ) -> None:
+        self.hop = hop  # what it has at another endpoint, which computes its prompt; None: nothing, or no longer
+        self.from_elsewhere = False  # its KV came from there
         self.request = request  # as it is sent, from `sent` on
         self.decision = decision
         self.phase: Phase = "admitted"
@@ -76,6 +90,7 @@ class InFlight:
         self._concurrent_requests = self._decoding_before  # at the first token, where it is seen
         self._prefilled_tokens = ticket.prefilled_there()
         self._engine_full = False
+        self.was_evicted = False
 
     @property
     def address(self) -> str:
@@ -95,6 +110,36 @@ class InFlight:
         binds = not decision.strayed
         self._held_before = placement.commit(request, decision.addresses[0], decision.decided_s, binds=binds)
 
+    def prefilled_elsewhere(self, now_s: float, *, ended: bool = True) -> None:
+        """Its KV comes from the hop's endpoint, which has computed its prompt, or does so until `served`."""
+        hop = self.hop
+        if hop is None or self.phase != "admitted":
+            return
+        self.from_elsewhere = True
+        if ended:
+            self._leave_hop(hop, now_s)
+
+    def prefill_failed(self, now_s: float, *, blames: bool) -> None:
+        """Its endpoint computes the prompt after all; `blames` says that the other one is at fault."""
+        hop = self.hop
+        if hop is None or self.phase != "admitted":
+            return
+        self.hop = None
+        hop.failed(now_s, blames=blames)
+        endpoint = self._placement.pool.by_address.get(self.address)
+        uncached = self.request.tokens - self.decision.cached_tokens
+        self._ticket.recomputes(uncached)
+        if endpoint is not None:
+            endpoint.prefills.expect(self._ticket, endpoint.speed.prefill_ms_per_token * uncached, now_s)
+
+    def _leave_hop(self, hop: Hop, now_s: float) -> None:
+        """The prompt is computed there; here only its KV has to come."""
+        self.hop = None
+        hop.done(now_s)
+        endpoint = self._placement.pool.by_address.get(self.address)
+        if endpoint is not None:
+            endpoint.prefills.expect(self._ticket, 0.0, now_s)
+
     def claim_copy(self) -> Move | None:
         """The copy of KV that the decision asks for, once: whoever claims it reports to the planner how it ended."""
         move, self._copy = self._copy, None
@@ -110,6 +155,8 @@ class InFlight:
             return
         self.phase, self.code = "served", code
         placement, decision = self._placement, self.decision
+        if self.hop is not None:
+            self._leave_hop(self.hop, now_s)
         for tried in decision.addresses:
             if tried == address:
                 break
@@ -168,6 +215,11 @@ class InFlight:
         elif code >= SERVER_ERROR:
             endpoint.health.failed(now_s)
 
+    def evict(self) -> None:
+        """Its answer ends now, for a request of a higher priority: it says nothing of the engine."""
+        if self.phase == "served":
+            self.code, self.was_evicted = EVICTED_CODE, True
+
     def first_token(self, now_s: float) -> None:
         """The first part of the answer was seen."""
         if self._first_token_s is not None or self.phase not in ("sent", "served"):
@@ -186,7 +238,8 @@ class InFlight:
         """What an answer that was observed in full shows, at its end and before `ended`."""
         first_token_s = self._first_token_s if streamed else None
         since = self._prefilled_tokens + (0 if streamed else self._ticket.own_prefilled())
-        direct = self.address == self.decision.addresses[0]  # else a failed try is in what it took
+        # Else a failed try, or the way of its KV, is in what it took.
+        direct = self.address == self.decision.addresses[0] and not self.from_elsewhere
         self._look_at_engine()
         decision, request = self.decision, self.request
         endpoint = self._placement.pool.by_address.get(self.address)
@@ -199,6 +252,7 @@ class InFlight:
             rtt_ms=decision.rtt_ms,
             first_token_ms=None if first_token_s is None else (first_token_s - self.sent_s) * 1e3,
             direct=direct,
+            adapter=decision.adapter if direct else None,
             decode_ms=None if first_token_s is None else (now_s - first_token_s) * 1e3,
             concurrent_requests=(self._concurrent_requests + self._ticket.concurrent_requests()) / 2,
             prefilled_tokens=max(0, self._ticket.prefilled_there() - since),
@@ -220,16 +274,20 @@ class InFlight:
         if self.phase in ("ended", "withdrawn"):
             return None
         address, answered = self.address, self.phase == "served"
+        was_sent = self.phase != "admitted"
         self.phase = "ended"
-        self._ticket.release()
+        self._ticket.release(served=answered and self.code < CLIENT_ERROR)
+        self._drop_hop(now_s)
         self._drop_copy(now_s)
         endpoint = self._placement.pool.by_address.get(address)
         if endpoint is not None:
             if answered:
                 endpoint.answered_s = now_s
-            else:
+            elif was_sent:
                 endpoint.request_abandoned(self.sent_s, now_s)
         if answered and self.code < CLIENT_ERROR:
+            if endpoint is not None:
+                endpoint.request_served()
             self._answer_ended(address, seen)
         outcome = self._outcome(now_s, seen)
         self._feedback(self.decision, outcome, now_s)
@@ -242,6 +300,7 @@ class InFlight:
         was_sent, self.phase = self.phase == "sent", "withdrawn"
         address = self.address
         self._ticket.release()
+        self._drop_hop(now_s)
         self._drop_copy(now_s)
         if not was_sent:
             return
@@ -255,6 +314,8 @@ class InFlight:
         placement, request = self._placement, self.request
         tokens, reply = (None, None) if seen is None else (seen.prompt_tokens, seen.completion_tokens)
         placement.answer_ended(request, address, self._committed_s, tokens, reply)
+        if seen is not None and self.from_elsewhere:
+            self._learn_transfer(address, seen)
         if seen is not None and seen.direct and seen.prompt_tokens:
             placement.learn_cached(request, self.decision, self._held_before, seen.cached_tokens)
 
@@ -275,14 +336,35 @@ class InFlight:
         if waiting > 1 or (waiting and (report.kv_usage or 0.0) > NEARLY_FULL):
             self._engine_full = True
 
+    def _drop_hop(self, now_s: float) -> None:
+        if self.hop is not None:
+            self.hop.failed(now_s, blames=False)
+            self.hop = None
+
+    def _learn_transfer(self, address: str, seen: Observation) -> None:
+        """What its first token took is the way of its KV, where nothing else was to be computed there."""
+        endpoint, choice = self._placement.pool.by_address.get(address), self.decision.prefill
+        if endpoint is None or choice is None or seen.first_token_ms is None or seen.queued_tokens:
+            return
+        if address != self.decision.addresses[0] or seen.prefilled_tokens:
+            return
+        speed = endpoint.speed
+        step_ms = speed.decode_ms_per_token * (1 + speed.batch_slowdown * seen.decoding_before)
+        tokens = (seen.prompt_tokens or self.request.tokens) - self.decision.cached_tokens
+        self._placement.transfers.observe(
+            endpoint, tokens, seen.first_token_ms - seen.rtt_ms - step_ms - TRANSFER_SETUP_MS
+        )
+
     def _drop_copy(self, now_s: float) -> None:
         move = self.claim_copy()
         if move is not None:
             self._placement.planner.ended(move, now_s, "dropped")
 
     def _outcome(self, now_s: float, seen: Observation | None) -> Outcome:
-        total_ms = (now_s - self.sent_s) * 1e3
+        before_ms = (self.sent_s - self.decision.decided_s) * 1e3 if self.from_elsewhere else 0.0
+        total_ms = (now_s - self.sent_s) * 1e3 + before_ms
         if seen is None:
-            return Outcome(self.code, total_ms)
-        known = seen.first_token_ms, seen.prompt_tokens, seen.cached_tokens, seen.completion_tokens
+            return Outcome(self.code, total_ms, evicted=self.was_evicted)
+        first_token_ms = None if seen.first_token_ms is None else seen.first_token_ms + before_ms
+        known = first_token_ms, seen.prompt_tokens, seen.cached_tokens, seen.completion_tokens
         return Outcome(self.code, total_ms, *known)

@@ -65,7 +65,7 @@ def sample(text: str) -> str:
 def of_prompt(text: str) -> str:
     """One of LANGUAGES for a prompt, whose first and last 128 characters are looked at.
 
-    A short line at one end is the question, and what is beside it the document. Between two such lines one with a
+    A short line at one end is the question, and what is next to it the document. Between two such lines one with a
     question mark decides, then one that is not in Latin letters, as those are found in text of any language.
     """
     first, last = _first_line(text[:SAMPLE_CHARACTERS]), _last_line(text[-SAMPLE_CHARACTERS:])

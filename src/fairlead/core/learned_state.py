@@ -29,6 +29,7 @@ class ModelState(msgspec.Struct, frozen=True, gc=False):
     knows_prefill: bool
     knows_decode: bool
     answer_tokens: _Window
+    adapter_load_ms: _Window = []
 
 
 class EngineState(msgspec.Struct, frozen=True, gc=False):
@@ -37,6 +38,7 @@ class EngineState(msgspec.Struct, frozen=True, gc=False):
     reports_cache: bool
     prefill: _EngineSamples
     decode: _EngineSamples
+    adapter_load_ms: _Window = []
 
 
 class LearnedState(msgspec.Struct, frozen=True, gc=False):
@@ -62,6 +64,7 @@ def snapshot(learner: Learner, *, now_s: float, unix_s: float) -> LearnedState:
                 model.knows_prefill,
                 model.knows_decode,
                 list(model.answer_tokens.kept),
+                list(model.adapter_load_ms.kept),
             )
             for name, model, line in [(name, each, each.line) for name, each in learner.models.items()]
         },
@@ -72,6 +75,7 @@ def snapshot(learner: Learner, *, now_s: float, unix_s: float) -> LearnedState:
                 engine.reports_cache,
                 list(engine.prefill.samples)[-_MOST_ENGINE_SAMPLES:],
                 list(engine.decode.samples)[-_MOST_ENGINE_SAMPLES:],
+                list(engine.adapter_load_ms.kept),
             )
             for (address, model), engine in learner.engines.items()
         ],
@@ -89,6 +93,7 @@ def restore(state: LearnedState, learner: Learner, pool: Pool, *, now_s: float, 
         model = learner.model_of(endpoint)
         model.restore(_moved(kept.works, later_s), Line(*kept.line), kept.knows_prefill, kept.knows_decode)
         _refill(model.answer_tokens, kept.answer_tokens)
+        _refill(model.adapter_load_ms, kept.adapter_load_ms)
     for each in state.engines:
         endpoint_there = pool.by_address.get(each.address)
         if endpoint_there is None or endpoint_there.model != each.model or each.model not in learner.models:
@@ -97,6 +102,7 @@ def restore(state: LearnedState, learner: Learner, pool: Pool, *, now_s: float, 
         engine.reports_cache |= each.reports_cache
         engine.prefill.samples.extend(_moved(each.prefill, later_s))
         engine.decode.samples.extend(_moved(each.decode, later_s))
+        _refill(engine.adapter_load_ms, each.adapter_load_ms)
     for name in pool.models:
         for sample in state.tokens.get(name, ()) if name not in learner.tokens else ():
             learner.tokens_of(name).add(tuple(sample.features), sample.tokens)

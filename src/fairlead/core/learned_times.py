@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from statistics import fmean
+from statistics import fmean, median
 from typing import Final
 
+from fairlead.core.adapter_slots import USUAL_LOAD_MS
 from fairlead.core.answer_times import Fit, Line, Work, fit, weight
-from fairlead.core.decode_time import USUAL_SLOWDOWN
-from fairlead.core.endpoint import EndpointSpec
+from fairlead.core.endpoint import USUAL_SLOWDOWN, EndpointSpec
 from fairlead.core.engine_factor import EngineFactor, decode_share, prefill_share
 from fairlead.core.observation import LEAST_DECODE_TOKENS
 
 WINDOW: Final = 101
+LEAST_LOADS: Final = 4  # of adapters, to believe in how long they took
 LEAST_SAMPLES: Final = 8
 MOST_ERROR: Final = 0.2  # relative, of a constant that takes the place of one that was learned
 MOST_FIRST_ERROR: Final = 0.5  # in place of a configured one: engines differ by factors of ten
@@ -52,10 +53,20 @@ class Running:
 class ModelTimes:
     """What engines of one model were seen to take."""
 
-    __slots__ = ("_before", "_line", "_new", "answer_tokens", "knows_decode", "knows_prefill", "works")
+    __slots__ = (
+        "_before",
+        "_line",
+        "_new",
+        "adapter_load_ms",
+        "answer_tokens",
+        "knows_decode",
+        "knows_prefill",
+        "works",
+    )
 
     def __init__(self, spec: EndpointSpec, answer_tokens: float) -> None:
         self.answer_tokens = Running(fmean, answer_tokens)
+        self.adapter_load_ms = Running(median, USUAL_LOAD_MS, LEAST_LOADS)
         self.works: deque[Work] = deque(maxlen=_MOST_UNSETTLED)
         self.knows_prefill = self.knows_decode = False
         self._before = Line(0.0, spec.prefill_ms_per_token, spec.decode_ms_per_token, USUAL_SLOWDOWN)
@@ -124,11 +135,12 @@ class ModelTimes:
 class EngineTimes:
     """What one engine was seen to take."""
 
-    __slots__ = ("decode", "prefill", "reports_cache")
+    __slots__ = ("adapter_load_ms", "decode", "prefill", "reports_cache")
 
     def __init__(self) -> None:
         self.prefill = EngineFactor(prefill_share)
         self.decode = EngineFactor(decode_share)
+        self.adapter_load_ms = Running(median, USUAL_LOAD_MS, LEAST_LOADS)
         self.reports_cache = False  # it once reported cached tokens; from then on none reported means 0
 
     def add(self, work: Work) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
+from fairlead.core.answer_times import Work
 from fairlead.core.endpoint import Endpoint, Speed
 from fairlead.core.learned_times import EngineTimes, ModelTimes
 from fairlead.core.observation import Observation, works_of
@@ -53,16 +54,29 @@ class Learner:
         if endpoint is None or endpoint.model != seen.model:  # the pool changed meanwhile
             return
         if seen.features and seen.prompt_tokens:
-            self.tokens_of(seen.model).add(seen.features, seen.prompt_tokens)
+            self.tokens_of(seen.model).add(seen.features, seen.prompt_tokens, seen.address)
         model = self.model_of(endpoint)
         engine = self.engines.setdefault((seen.address, seen.model), EngineTimes())
         engine.reports_cache |= bool(seen.cached_tokens)
         for work in works_of(seen, reports_cache=engine.reports_cache):
+            if seen.adapter is not None and work.requests:  # its first token waited for an adapter, too
+                self._learn_load(seen, work, model, engine)
+                continue
             model.add(work)
             engine.add(work)
         if seen.completion_tokens:
             model.answer_tokens.add(seen.completion_tokens)
         self._unsettled.add(seen.model)
+
+    def _learn_load(self, seen: Observation, work: Work, model: ModelTimes, engine: EngineTimes) -> None:
+        """What a first token took beyond its prompt's time is the load of its adapter, if it waited for no slot."""
+        need = seen.adapter
+        streamed, disturbed = seen.first_token_ms is not None, seen.engine_full or not model.knows_prefill
+        if need is None or not need.load_tokens or need.wait_ms or disturbed or not streamed:
+            return
+        load_ms = max(0.0, work.took_ms - model.line.ms(work) * engine.prefill.value)
+        model.adapter_load_ms.add(load_ms)
+        engine.adapter_load_ms.add(load_ms)
 
     def settle(self, pool: Pool) -> None:
         """Put what was learned since in force on the endpoints of its models.
@@ -117,6 +131,7 @@ class Learner:
                 line.alone_ms * engine.decode.value if model.knows_decode else known.decode_ms_per_token,
                 line.slowdown if model.knows_decode else known.batch_slowdown,
                 model.answer_tokens.value,
+                (engine.adapter_load_ms if engine.adapter_load_ms.learned else model.adapter_load_ms).value,
             )
 
     def model_of(self, endpoint: Endpoint) -> ModelTimes:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from fairlead.core.adapter_slots import AdapterSlots
 from fairlead.core.load import Load
 
 
 class Loaded(Protocol):
     """An endpoint, as far as the ledger writes to it."""
 
+    adapters: AdapterSlots
     address: str
     prefilled_tokens: int
 
@@ -30,13 +32,17 @@ class Loaded(Protocol):
 class Ticket:
     """The load of one request at one endpoint. Every method may be called again and then does nothing."""
 
-    __slots__ = ("_load", "_uncached_tokens", "endpoint")
+    __slots__ = ("_adapter", "_load", "_uncached_tokens", "endpoint")
 
-    def __init__(self, endpoint: Loaded, prompt_tokens: int, uncached_tokens: int) -> None:
+    def __init__(self, endpoint: Loaded, prompt_tokens: int, uncached_tokens: int, adapter: str = "") -> None:
+        """`uncached_tokens` include what loading the `adapter` is worth, if it must be loaded."""
         self._load = Load(1, prompt_tokens, uncached_tokens)
         self._uncached_tokens = uncached_tokens
+        self._adapter = adapter
         self.endpoint: Loaded | None = endpoint
         endpoint.take(self._load)
+        if adapter:
+            endpoint.adapters.begin(adapter)
 
     @property
     def awaits_prefill(self) -> bool:
@@ -61,9 +67,11 @@ class Ticket:
     def move(self, endpoint: Loaded) -> None:
         """The gateway served the request elsewhere than at the first choice."""
         if self.endpoint is not None and self.endpoint is not endpoint:
-            self.endpoint.give_back(self._load)
+            self._give_back(self.endpoint, served=False)
             self.endpoint = endpoint
             endpoint.take(self._load)
+            if self._adapter:
+                endpoint.adapters.begin(self._adapter)
 
     def prefilled(self) -> None:
         """The first token was seen: nothing of the prompt waits any more, and the request decodes."""
@@ -75,8 +83,22 @@ class Ticket:
         endpoint.prefilled_tokens += pending
         self._load = Load(1, load.inflight_prompt_tokens, 0, 1)
 
-    def release(self) -> None:
-        """The request ended, whichever way."""
+    def recomputes(self, uncached_tokens: int) -> None:
+        """So much of the prompt is computed at the endpoint after all, which was to get its KV from another."""
+        endpoint, load = self.endpoint, self._load
+        if endpoint is None or load.decoding_requests:
+            return
+        endpoint.take(Load(0, 0, uncached_tokens - load.pending_prefill_tokens))
+        self._uncached_tokens = uncached_tokens
+        self._load = Load(1, load.inflight_prompt_tokens, uncached_tokens)
+
+    def release(self, *, served: bool = False) -> None:
+        """The request ended, whichever way; `served` if the engine answered it."""
         if self.endpoint is not None:
-            self.endpoint.give_back(self._load)
+            self._give_back(self.endpoint, served=served)
             self.endpoint = None
+
+    def _give_back(self, endpoint: Loaded, *, served: bool) -> None:
+        endpoint.give_back(self._load)
+        if self._adapter:
+            endpoint.adapters.end(self._adapter, served=served)

@@ -33,12 +33,12 @@ from fairlead.core.moves import (
 )
 from fairlead.core.sessions import SessionTable
 
-COOL_SHARE: Final = 0.5  # of the threshold: a hot endpoint is hot until it is down to this
-FIRST_PAUSE_S: Final = 5.0  # of an endpoint after a copy that failed there; doubles with each further one
+COOL_SHARE: Final = 0.5  # of the threshold: below it a hot endpoint is hot no longer
+FIRST_PAUSE_S: Final = 5.0  # without copies at an endpoint where one failed; doubles with each further failure
 LONGEST_PAUSE_S: Final = 300.0
 
 MOST_COMMANDS: Final = 1000
-MOST_TIMES: Final = 16  # a session that moved more often counts as this
+MOST_TIMES: Final = 16  # moves of one session that are counted apart; more count as this many
 
 CopyOutcome = Literal["done", "failed", "dropped"]
 
@@ -52,8 +52,8 @@ class Rules(msgspec.Struct, frozen=True):
 
     hot_tokens: int = 16_384
     hot_ratio: float = 2.0
-    cool_down_s: float = 60.0  # in which a session does not move again
-    least_tokens: int = 2048  # of context: less is not worth a move, and no agent's own
+    cool_down_s: float = 60.0  # after a move, in which the session does not move again
+    least_tokens: int = 2048  # of context: less is not worth a move, and is not taken for an agent's own
     most_copies: int = 4  # at once
     most_copies_per_endpoint: int = 1  # as their source or as their target
 
@@ -83,9 +83,9 @@ class Planner:
         self.commands: dict[bytes, str] = {}  # the targets of sessions that an operator wants elsewhere
         self._sessions = sessions
         self._hot: set[str] = set()
-        self._copies: Counter[str] = Counter()  # under way, by source and by target
-        self._copied: set[bytes] = set()  # the sessions of these
-        self._failures: dict[str, tuple[int, float]] = {}  # in a row, and until when nothing is copied
+        self._copies: Counter[str] = Counter()  # copies under way, by source and by target
+        self._copied: set[bytes] = set()  # sessions that are being copied
+        self._failures: dict[str, tuple[int, float]] = {}  # by address: how many in a row, and until when it pauses
 
     def consider(
         self,
@@ -257,8 +257,7 @@ class Planner:
         if session in self._copied or (how == "copy" and not self._may_copy(source.address, target.address, now_s)):
             return _STAYS["busy"]
         bound = self._sessions.address_of(session) or source.address
-        generations = source.generation, target.generation
-        return Move(session, source.address, target.address, how, held, *generations, bound, known)
+        return Move(session, source.address, target.address, how, held, target.generation, bound, known)
 
     def _is_hot(self, source: Endpoint, endpoints: Sequence[Endpoint], tokens: int) -> bool:
         rules, waiting = self.rules, _waiting_tokens(source, tokens)

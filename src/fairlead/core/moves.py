@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.core.endpoint import Endpoint
+from fairlead.core.endpoint import BY_PROXY, Endpoint
 from fairlead.dialects import DIALECTS
 
 How = Literal["copy", "pull", "recompute"]
@@ -20,15 +20,14 @@ StayReason = Literal["cooling", "small", "no_target", "too_expensive", "busy"]
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
-    """A session's context goes from `source` to `target`; the generations show whether either restarted meanwhile."""
+    """A session's context goes from `source` to `target`."""
 
     session: bytes
     source: str
     target: str
     how: How
     tokens: int  # of the request's prompt, cached at the source
-    source_generation: int
-    target_generation: int
+    target_generation: int  # if it is another one when the copy ends, the target restarted and has lost its KV
     bound: str  # to which the session is bound: the source, unless that of another agent had moved before
     known: int = 0  # tokens of the prompt that the target holds already, as far as is known
 
@@ -104,6 +103,8 @@ def way_between(source: Endpoint, target: Endpoint) -> How:
         return "recompute"
     if source.spec.kv_connector == "shared":
         return "pull"
+    if source.spec.kv_connector == BY_PROXY:
+        return "recompute"
     safe = all(DIALECTS[e.spec.engine].transfers_safely(e.identity.version) for e in (source, target))
     return "copy" if safe else "recompute"
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from fairlead.core.adapter_slots import AdapterNeed
 from fairlead.core.answer_times import Work
 from fairlead.core.token_model import Features
 
@@ -39,6 +40,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     expected_cached_tokens: int = 0  # as routing took them
     decoding_before: int = 0  # others that decoded at the engine when the request was sent there
     direct: bool = True  # no other endpoint was tried first
+    adapter: AdapterNeed | None = None  # what its adapter was expected to need there
     engine_full: bool = False  # requests were seen to wait for room there
     media: int = 0  # images and the like in the prompt
     features: Features = ()  # of the prompt, see `core.token_model`
@@ -95,8 +97,9 @@ def _computed(seen: Observation, *, reports_cache: bool) -> tuple[float, float, 
     prompt, trust = seen.prompt_tokens, 1.0
     if prompt is None:
         prompt, trust = seen.estimated_tokens, _ESTIMATED_TRUST
-    cached, unsure = seen.cached_tokens, 0
+    cached, unsure = seen.cached_tokens, 0.0
     if not cached and not reports_cache:
-        unsure = min(seen.expected_cached_tokens, prompt)
-        cached = unsure if cached is None else cached
-    return float(max(1, prompt - (cached or 0))), float(unsure), trust
+        share = seen.expected_cached_tokens / max(1, seen.estimated_tokens)  # routing may count tokens otherwise
+        unsure = min(share, 1.0) * prompt
+        cached = round(unsure) if cached is None else cached
+    return float(max(1, prompt - (cached or 0))), unsure, trust

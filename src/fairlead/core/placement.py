@@ -17,6 +17,7 @@ from fairlead.core.pool import Pool
 from fairlead.core.prefix_index import HeldBefore, PrefixIndex
 from fairlead.core.retention import LEAST_TOKENS, Retention
 from fairlead.core.sessions import SessionTable
+from fairlead.core.transfers import TransferTimes
 
 _COMPUTED_S: Final = 1.0
 
@@ -32,6 +33,7 @@ class Placement:
         self.sessions = sessions
         self.planner = Planner(rules, sessions)
         self.answered = AnsweredPrompts()
+        self.transfers = TransferTimes()
         self.retentions: dict[str, Retention] = {}  # by address, of engines that were seen to report cached tokens
 
     def forget_restarted(self, endpoints: Sequence[Endpoint]) -> None:
@@ -139,6 +141,7 @@ class Placement:
         for address, retention in self.retentions.items():
             self.index.evicted_before(address, now_s - retention.value_s)
         self.answered.forget_all_but(self.pool.models)
+        self.transfers.forget_all_but(addresses)
 
     def flip(self, move: Move, request: RequestFacts, copied_share: float, now_s: float) -> FlipRefused | None:
         """The target holds this share of the prompt of `request`, which caused `move`: the session is bound there now.

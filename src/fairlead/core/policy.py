@@ -8,10 +8,12 @@ from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from fairlead.core.adapter_slots import AdapterNeed
 from fairlead.core.candidates import Candidate, Standing
 from fairlead.core.cost import CostTerms, Prices
 from fairlead.core.facts import RequestFacts
 from fairlead.core.moves import Move, Stay
+from fairlead.core.prefill_decode import PrefillChoice
 
 Why = Literal["cost", "affinity", "migration", "fallback"]
 
@@ -61,6 +63,9 @@ class Priced(Policy, Protocol):
     @property
     def retry_penalty(self) -> float: ...
 
+    @property
+    def adapter_weight(self) -> float: ...
+
     def prices(self, at: Candidate | Standing) -> Prices: ...
 
 
@@ -90,6 +95,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     migration: Move | Stay | None = None  # of the request's session; None: there was no reason to move
     cached_blocks: int = 0  # of the prompt's chain, at the chosen endpoint
     credit: Credit | None = None
+    prefill: PrefillChoice | None = None  # where its prompt is computed; None: nothing to choose from
+    adapter: AdapterNeed | None = None  # at the chosen endpoint
     strayed: bool = False  # it went to where its own context is, though its session has moved elsewhere
 
     def terms(self, ranked: Ranked) -> CostTerms | None:
@@ -113,6 +120,20 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int | None = None  # these three as the engine reports them, of the same answers
     cached_tokens: int | None = None
     completion_tokens: int | None = None
+    evicted: bool = False  # ended by Fairlead for a higher priority, after its status was out
+
+
+class Ended(msgspec.Struct, frozen=True, gc=False):
+    """One request that has ended, as the request path leaves it to those who record it."""
+
+    request: RequestFacts
+    decision: Decision
+    outcome: Outcome
+    address: str  # of the endpoint that answered
+    request_id: bytes
+    begun_s: float  # when its headers came; this and the next by the router's clock
+    ended_s: float
+    waited_ms: float = 0.0  # in the admission queue, before the decision
 
 
 class Tuner(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from fairlead.core.endpoint import Endpoint
+from fairlead.core.prefill_decode import prefilling_by_model
 from fairlead.core.price_table import PriceTable
 from fairlead.dialects import DIALECTS
 
@@ -26,18 +27,20 @@ class Pool:
         self.expected = tuple(expected)
         self.models = tuple(dict.fromkeys(endpoint.model for endpoint in endpoints))
         asked = {model: (model,) for model in (*self.expected, *self.models)} | self.routes
+        answering = tuple(e for e in endpoints if e.spec.role != "prefill")
         self._serving: dict[str | None, tuple[Endpoint, ...]] = {
-            name: tuple(e for e in endpoints if e.model in models) for name, models in asked.items()
+            name: tuple(e for e in answering if e.model in models) for name, models in asked.items()
         }
         self._identities = [endpoint.identity for endpoint in endpoints]
         # Further names that engines answer to: adapters, and second names of their model.
         self.names = frozenset(name for each in self._identities for name in each.models if name not in asked)
         self.adapters = self.names.intersection(name for each in self._identities for name in each.adapters)
         for name in self.names:
-            self._serving[name] = tuple(e for e in endpoints if name in e.identity.models)
-        unnamed = tuple(e for e in endpoints if DIALECTS[e.spec.engine].serves_unnamed_models)
-        self._serving[ANY_MODEL] = unnamed or self.endpoints
-        self._serving[None] = self.endpoints
+            self._serving[name] = tuple(e for e in answering if name in e.identity.models)
+        unnamed = tuple(e for e in answering if DIALECTS[e.spec.engine].serves_unnamed_models)
+        self._serving[ANY_MODEL] = unnamed or answering
+        self._serving[None] = answering
+        self.prefilling = prefilling_by_model(self.endpoints)
         self._tables = {name: PriceTable(serving) for name, serving in self._serving.items() if len(serving) > FEW}
 
     def renewed(self) -> Pool:

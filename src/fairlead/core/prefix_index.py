@@ -248,6 +248,12 @@ class PrefixIndex:
         if owner.newest is not None:
             fresh.forgotten_s = owner.newest.used_s
 
+    def remove(self, address: str) -> None:
+        """The engine there has left the pool: as `forget`, and its capacity goes too."""
+        self.forget(address)
+        if self._owners.pop(address, None) is not None:
+            self.used_bytes -= _OWNER_BYTES
+
     def evicted_before(self, address: str, used_s: float) -> None:
         """The engine there was seen to evict what had last been used at `used_s`: what is older went before it."""
         owner = self._owners.get(address)

@@ -12,9 +12,10 @@ from itertools import compress, repeat
 from math import inf
 from typing import Final, NamedTuple
 
-from fairlead.core.candidates import Standing
+from fairlead.core.adapter_slots import AdapterNeed
+from fairlead.core.candidates import NO_NEEDS, Standing
 from fairlead.core.capability import Capability
-from fairlead.core.cost import contended_ms, cost_factor, costs_ms
+from fairlead.core.cost import adapter_ms, contended_ms, cost_factor, costs_ms
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
 from fairlead.core.policy import Priced
@@ -95,9 +96,14 @@ class PriceTable:
         return [endpoints[position] for position in changed]
 
     def scores(
-        self, policy: Priced, request: RequestFacts, among: Sequence[Endpoint], cached_tokens: Mapping[str, int]
+        self,
+        policy: Priced,
+        request: RequestFacts,
+        among: Sequence[Endpoint],
+        cached_tokens: Mapping[str, int],
+        needs: Mapping[str, AdapterNeed] = NO_NEEDS,
     ) -> Scores:
-        """Of `among`, which is `endpoints` or a part of them; `cached_tokens` by address, absent is 0."""
+        """Of `among`, which is `endpoints` or a part of them; `cached_tokens` and `needs` are by address."""
         self._price(policy)
         columns: Sequence[Sequence[float]] = self._columns
         if len(among) != len(self.endpoints):
@@ -112,9 +118,17 @@ class PriceTable:
             cost_factor(right, policy.retry_penalty, request.attempted.count(model))
             for right, (model, _) in zip(rights, self._kinds, strict=True)
         ]
+        contended = contended_ms(prefill, contention, least)
+        if needs:
+            # As `rank` adds it up: the load of an adapter to what a request costs whatever its length.
+            contended, of, weight = list(contended), needs.get, policy.adapter_weight
+            fixed = [
+                ms if (need := of(e.address)) is None else ms + weight * adapter_ms(need, each)
+                for ms, each, e in zip(fixed, contended, among, strict=True)
+            ]
         costs = costs_ms(
             fixed,
-            contended_ms(prefill, contention, least),
+            contended,
             decode,
             self._uncached(request.tokens, among, cached_tokens),
             answers if limit is None or self._answers is None else _at_most(limit, answers, self._answers),

@@ -25,6 +25,9 @@ class EngineReport(msgspec.Struct, frozen=True, gc=False):
     prefix_hit_tokens: int | None = None
     prompt_tokens: int | None = None
     generated_tokens: int | None = None
+    adapter_slots: int | None = None  # of one rank: adapters that it can have loaded at a time
+    running_adapters: tuple[str, ...] = ()  # of requests that run; one that is loaded and idle is not named
+    waiting_adapters: tuple[str, ...] = ()
     process_start_s: float | None = None  # Unix time
     read_s: float | None = None
     changed_s: float | None = None  # when any number was last seen to move

@@ -13,10 +13,10 @@ from typing import Final
 from fairlead.core.reported import EngineReport
 
 REFUSAL_S: Final = 1.0  # how long a refusal closes an engine that reports nothing newer
-_EXPLAINED: Final = 2.0  # times what the prefills should take: waiting for longer has another reason
-_EXPLAINED_S: Final = 0.5
-_SLACK: Final = 16  # one waiting request for so many that run keeps the engine busy between two reports
-_GROWTH: Final = 8
+_EXPLAINED: Final = 2.0  # times what the prefills should take: they explain a wait of up to this,
+_EXPLAINED_S: Final = 0.5  # and one of up to this in any case
+_SLACK: Final = 16  # running requests for each one that may wait: it keeps the engine busy between two reports
+_GROWTH: Final = 8  # the limit grows by one, and by this part of itself
 
 
 class RunningLimit:

@@ -10,7 +10,9 @@ from math import inf
 
 import msgspec
 
-from fairlead.core.candidates import Candidate
+from fairlead.core.adapter_slots import AdapterNeed
+from fairlead.core.candidates import NO_NEEDS, Candidate
+from fairlead.core.cost import adapter_ms
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
 from fairlead.core.objective import Slo
@@ -30,26 +32,39 @@ def expected_first_token_ms(at: Candidate) -> float:
         at.rtt_ms,
         at.prefill_ms_per_token * (at.pending_prefill_tokens + at.uncached_tokens),
         expected_pace_ms(at) if at.decoding_requests else 0.0,
-    )
+    ) + (0.0 if at.adapter is None else adapter_ms(at.adapter, at.prefill_ms_per_token))
 
 
 def expected_pace_ms(at: Candidate) -> float:
-    """Between two tokens, beside those that decode there; prefills that come later slow it, and are not known."""
+    """Between two tokens, alongside those that decode there; prefills that come later slow it, and are not known."""
     return at.decode_ms_per_token * (1 + at.batch_slowdown * at.decoding_requests)
 
 
-def meeting(slo: Slo, endpoints: Sequence[Endpoint], request: RequestFacts, cached_tokens: Mapping[str, int]) -> Met:
-    """Which of `endpoints` should meet `slo`, with what each has cached of the prompt."""
+def pace_ms(endpoint: Endpoint) -> float:
+    """As `expected_pace_ms`, of an endpoint."""
+    speed = endpoint._speed
+    return speed.decode_ms_per_token * (1 + speed.batch_slowdown * endpoint._load.decoding_requests)
+
+
+def meeting(
+    slo: Slo,
+    endpoints: Sequence[Endpoint],
+    request: RequestFacts,
+    cached_tokens: Mapping[str, int],
+    needs: Mapping[str, AdapterNeed] = NO_NEEDS,
+) -> Met:
+    """Which of `endpoints` should meet `slo`, with what each has cached of the prompt and needs for its adapter."""
     met: list[Endpoint] = []
     late_ms = inf
     for endpoint in endpoints:
         speed, load = endpoint._speed, endpoint._load
-        decoding = load.decoding_requests
-        pace_ms = speed.decode_ms_per_token * (1 + speed.batch_slowdown * decoding)
+        decoding, step_ms = load.decoding_requests, pace_ms(endpoint)
         uncached = max(0, request.tokens - cached_tokens.get(endpoint.address, 0))
         prefill_ms = speed.prefill_ms_per_token * (load.pending_prefill_tokens + uncached)
-        first_ms = _first_token_ms(endpoint._rtt_ms, prefill_ms, pace_ms if decoding else 0.0)
-        if first_ms <= slo.ttft_ms and pace_ms <= slo.tpot_ms:
+        first_ms = _first_token_ms(endpoint._rtt_ms, prefill_ms, step_ms if decoding else 0.0)
+        if needs and (need := needs.get(endpoint.address)) is not None:
+            first_ms += adapter_ms(need, speed.prefill_ms_per_token)
+        if first_ms <= slo.ttft_ms and step_ms <= slo.tpot_ms:
             met.append(endpoint)
         late_ms = min(late_ms, max(0.0, first_ms - slo.ttft_ms))
     return Met(met, 0.0 if late_ms == inf else late_ms)

@@ -36,6 +36,8 @@ _SPACE: Final = 0.16
 _NEWLINE: Final = 1.32  # with the indentation after it
 _SIGN: Final = 0.37
 _WORD: Final = 0.98  # a run of letters
+_LONG_WORD: Final = 12  # letters: as long as words of prose are on average nowhere
+_LETTER_BEYOND: Final = 0.3  # a letter of what has no words: a sequence of genes, a slug, words set without spaces
 _BESIDE_DIGIT: Final = 0.43  # a letter
 _CASE: Final = 2.16  # a capital after a small letter
 _CHARACTER: Final = {  # that is not ASCII, by kind
@@ -138,9 +140,11 @@ def _sampled(piece: bytes) -> tuple[int, float, int]:
     humps = cases.count(b"aA")
     beside_digits = letters.count(b"a0") + letters.count(b"0a")
     words = letters.count(b".a") + letters.startswith(b"a")
+    beyond = letters.count(b"a") - _LONG_WORD * (words + 1)
     tokens = (
         _WORD * words + _SPACE * spaces + _SIGN * signs + _NEWLINE * newlines + _CAPITAL * capitals + _DIGIT * digits
         + _BESIDE_DIGIT * beside_digits + _CASE * humps + wide_tokens
+        + (_LETTER_BEYOND * beyond if beyond > 0 else 0.0)
     )  # fmt: skip
     if kind == _PROSE:
         if 16 * humps > size and spaces + newlines < size / 32:

@@ -3,11 +3,12 @@
 A prompt's tokens are a sum over the kinds of `core.text_kinds`: estimated tokens of each kind of text, messages, a head
 that every prompt has, tools, and images. One answer gives one sum, and every prompt mixes the kinds in other shares, so
 all rates are fitted together: ridge regression, where a rate that no sample shows stays what it was measured at before.
+An engine that counts otherwise than its model's others neither crowds their samples out nor outweighs them.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from math import isfinite
 from typing import Annotated, Final
@@ -27,6 +28,7 @@ _NOISE: Final = 0.04  # of a prompt's tokens
 _MEDIA_NOISE: Final = 0.1  # more, of a prompt with media
 _NOISE_TOKENS: Final = 6.0
 _OUTLIER: Final = 3.0  # times the noise; what misses by more counts less
+_PASSES: Final = 3  # in which it counts less
 
 # What one of each kind has before anything is learned, and by how much models differ.
 _BEFORE: Final = {
@@ -69,41 +71,54 @@ class TokenModel:
 
     def __init__(self) -> None:
         self.rates: Rates = RATES_BEFORE
-        self._samples: dict[int, deque[TokenSample]] = {}  # by the kind that most of the prompt is of
+        # By the kind that most of the prompt is of, with the engine that counted.
+        self._samples: dict[int, deque[tuple[str, TokenSample]]] = {}
         self._unsettled = False
 
     @property
     def samples(self) -> list[TokenSample]:
-        return [sample for kept in self._samples.values() for sample in kept]
+        return [sample for kept in self._samples.values() for _, sample in kept]
 
     @property
     def kinds(self) -> set[int]:
         """Those that the samples have any of."""
         return {kind for sample in self.samples for kind, amount in sample.features if amount > 0}
 
-    def add(self, features: Features, tokens: int) -> None:
-        """A prompt of these `features` had `tokens`."""
+    def add(self, features: Features, tokens: int, engine: str = "") -> None:
+        """A prompt of these `features` had `tokens`, as `engine` counts."""
         expected = count(features, RATES_BEFORE)
         if expected < LEAST_TOKENS or not _BOUNDS[0] * expected <= tokens <= _BOUNDS[1] * expected:
             return
         most = max(features, key=lambda each: each[1] * _MEANS[each[0]])[0]
-        self._samples.setdefault(most, deque(maxlen=SAMPLES_OF_A_KIND)).append(TokenSample(list(features), tokens))
+        kept = self._samples.setdefault(most, deque())
+        kept.append((engine, TokenSample(list(features), tokens)))
+        if len(kept) > SAMPLES_OF_A_KIND:
+            _drop_one(kept)
         self._unsettled = True
 
     def settle(self) -> None:
-        """Fit again where something came since: up to 2 ms."""
+        """Fit again where something came since: up to 4 ms."""
         if not self._unsettled:
             return
         self._unsettled = False
         samples = self.samples
         noises = [_noise(sample) for sample in samples]
         rates = _fit(samples, noises)
-        missed = [
-            abs(count(s.features, rates) - s.tokens) / (_OUTLIER * n) for s, n in zip(samples, noises, strict=True)
-        ]
-        if max(missed) > 1:
+        for _ in range(_PASSES):
+            missed = [
+                abs(count(s.features, rates) - s.tokens) / (_OUTLIER * n) for s, n in zip(samples, noises, strict=True)
+            ]
+            if max(missed) <= 1:
+                break
             rates = _fit(samples, [n * max(1.0, miss) for n, miss in zip(noises, missed, strict=True)])
         self.rates = rates
+
+
+def _drop_one(kept: deque[tuple[str, TokenSample]]) -> None:
+    """The oldest of the engine that has most."""
+    engines = Counter(engine for engine, _ in kept)
+    most = max(engines.values())
+    del kept[next(place for place, (engine, _) in enumerate(kept) if engines[engine] == most)]
 
 
 def mean_rates(all_rates: Sequence[Rates]) -> Rates:
@@ -112,8 +127,9 @@ def mean_rates(all_rates: Sequence[Rates]) -> Rates:
 
 
 def _noise(sample: TokenSample) -> float:
+    """In tokens. A count that is far too small must not pass for one that is exact."""
     share = _NOISE + (_MEDIA_NOISE if any(kind in _MEDIA for kind, _ in sample.features) else 0.0)
-    return share * sample.tokens + _NOISE_TOKENS
+    return share * max(sample.tokens, count(sample.features, RATES_BEFORE)) + _NOISE_TOKENS
 
 
 def _fit(samples: Sequence[TokenSample], noises: Sequence[float]) -> Rates:

@@ -1,7 +1,7 @@
-"""The decision log: what was decided and how it ended, as Parquet files without prompt text; written, and read again.
+"""The decision log: what was decided and how it ended, as Parquet files without prompt text.
 
-`log` is fed by the request path and writes in the background, `columns` makes its rows; `reader` is for `replay`,
-`tune` and `fit`. Needs `fairlead[decisions]`.
+`log` is fed by the request path and writes in the background, `columns` makes its rows, `files` are what tools read
+again (`tools.decisions`). Needs `fairlead[decisions]`.
 """
 
 from __future__ import annotations

@@ -9,12 +9,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterable
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from fairlead.core.facts import RequestFacts
 from fairlead.core.lengths import BUCKETS
 from fairlead.core.moves import describe_move
-from fairlead.core.policy import Decision, Outcome
+from fairlead.core.policy import Ended
 
 COLUMNS: Final = {
     "at_s": "float64",  # Unix time of the decision
@@ -40,6 +39,7 @@ COLUMNS: Final = {
     "cost_ms": "float32",  # cost of the chosen endpoint; null: the policy's score is not in milliseconds
     "success_probability": "float32",  # null in the same case
     "code": "int16",  # HTTP status; 499: the client left first
+    "evicted": "boolean",  # ended for a request of a higher priority; its code is 429, the client had 200
     "total_ms": "float64",  # from the decision to the end
     "waited_ms": "float64",  # before the decision, in the admission queue; 0: it began at once
     "first_token_ms": "float64",  # this and the next two: null unless the answer was observed in full
@@ -54,18 +54,6 @@ MOST_BLOCK_NAMES: Final = 1 << 18  # some 30 MB; a block not used for longer get
 _DIGEST_BYTES: Final = 8
 
 
-class Ended(NamedTuple):
-    """One request that has ended, as the request path records it, unprocessed."""
-
-    request: RequestFacts
-    decision: Decision
-    outcome: Outcome
-    endpoint: str
-    request_id: bytes
-    ended_s: float  # Unix time
-    waited_ms: float = 0.0  # in the admission queue
-
-
 class Anonymous:
     """Makes anonymous rows. Digests of different instances are unrelated."""
 
@@ -75,14 +63,14 @@ class Anonymous:
         self._older: dict[int, int] = {}  # older ones, not used since `_numbers` was last full
         self._next_number = 0
 
-    def row(self, ended: Ended, models: Collection[str]) -> tuple[Any, ...]:
-        """Values in the order of COLUMNS; `models` are the pool's."""
+    def row(self, ended: Ended, ended_s: float, models: Collection[str]) -> tuple[Any, ...]:
+        """Values in the order of COLUMNS. It ended at the Unix time `ended_s`; `models` are the pool's."""
         request, decision, outcome = ended.request, ended.decision, ended.outcome
         terms = decision.terms(decision.best[0]) if decision.best else None
         counted = outcome.prompt_tokens
         question, _, marks = request.question.partition(b";")
         return (
-            ended.ended_s - outcome.total_ms / 1e3,
+            ended_s - outcome.total_ms / 1e3,
             None if request.session is None else self._digest(request.session, b"session"),
             self._digest(ended.request_id, b"request"),
             self._digest(b"%x %d" % (request.prefix[-1] if request.prefix else 0, request.tokens), b"prompt"),
@@ -95,7 +83,7 @@ class Anonymous:
             self._runs(request.prefix[BLOCKS_IN_ONE - 1 :: BLOCKS_IN_ONE]),
             request.block_tokens * BLOCKS_IN_ONE,
             decision.model,
-            ended.endpoint,
+            ended.address,
             decision.why,
             describe_move(decision.migration) or None,
             decision.considered,
@@ -105,6 +93,7 @@ class Anonymous:
             None if terms is None else terms.total_ms(),
             None if terms is None else terms.success_probability,
             outcome.code,
+            outcome.evicted,
             outcome.total_ms,
             ended.waited_ms,
             outcome.first_token_ms,

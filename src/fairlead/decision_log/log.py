@@ -17,8 +17,8 @@ from typing import Any, Final, Literal
 import structlog
 
 from fairlead.core.facts import RequestFacts
-from fairlead.core.policy import Decision, Outcome
-from fairlead.decision_log.columns import Anonymous, Ended
+from fairlead.core.policy import Ended
+from fairlead.decision_log.columns import Anonymous
 
 MOST_WAITING: Final = 4096  # requests
 MOST_WAITING_LINKS: Final = 1 << 20  # links of their prefix chains, some 40 MB
@@ -51,31 +51,23 @@ class DecisionLog:
         self._sample = sample
         self._models = models
         self._anonymous = Anonymous()
-        self._waiting: deque[Ended] = deque()
+        self._waiting: deque[tuple[Ended, float]] = deque()  # with Unix times
         self._waiting_links = 0
         self._rows: list[tuple[Any, ...]] = []
         self._begun_s = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self.counts: Counter[Outcomes] = Counter({"written": 0, "dropped": 0, "failed": 0})
 
-    def add(
-        self,
-        request: RequestFacts,
-        decision: Decision,
-        outcome: Outcome,
-        endpoint: str,
-        request_id: bytes,
-        waited_ms: float = 0.0,
-    ) -> None:
+    def add(self, ended: Ended) -> None:
         """Record that a request has ended."""
-        if not self._sampled(request):
+        if not self._sampled(ended.request):
             return
-        links = len(request.prefix)
+        links = len(ended.request.prefix)
         if len(self._waiting) >= MOST_WAITING or self._waiting_links + links > MOST_WAITING_LINKS:
             self.counts["dropped"] += 1
             return
         self._waiting_links += links
-        self._waiting.append(Ended(request, decision, outcome, endpoint, request_id, time.time(), waited_ms))
+        self._waiting.append((ended, time.time()))
 
     def start(self) -> None:
         """Begin to make rows and to write files, on the running event loop."""
@@ -118,9 +110,9 @@ class DecisionLog:
         if not self._rows:
             self._begun_s = time.monotonic()
         for _ in range(min(most, len(self._waiting))):
-            ended = self._waiting.popleft()
+            ended, unix_s = self._waiting.popleft()
             self._waiting_links -= len(ended.request.prefix)
-            self._rows.append(self._anonymous.row(ended, models))
+            self._rows.append(self._anonymous.row(ended, unix_s, models))
 
     async def _write(self) -> None:
         rows, self._rows = self._rows, []
@@ -139,15 +131,7 @@ class NoLog:
 
     counts: Mapping[Outcomes, int] = MappingProxyType({})
 
-    def add(
-        self,
-        request: RequestFacts,
-        decision: Decision,
-        outcome: Outcome,
-        endpoint: str,
-        request_id: bytes,
-        waited_ms: float = 0.0,
-    ) -> None:
+    def add(self, ended: Ended) -> None:
         """Nothing is kept."""
 
     def start(self) -> None:

@@ -50,7 +50,7 @@ def dialect_called(name: str) -> Dialect:
     if dialect is None:
         near = get_close_matches(name, DIALECTS, n=1)
         hint = f'; did you mean "{near[0]}"?' if near else "."
-        raise ValueError(f'no kind of engine is called "{name}"{hint} Known are: {", ".join(DIALECTS)}')
+        raise ValueError(f'no kind of engine is called "{name}"{hint} Known names: {", ".join(DIALECTS)}')
     return dialect
 
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import msgspec
 
-KvConnector = Literal["mooncake", "nixl", "shared"]
+KvConnector = Literal["mooncake", "nixl", "shared", "proxy"]  # proxy: the engine's own asks who computes the prompt
 
 # What a metric means. Gauges, of which the greatest of a rank counts: running and waiting requests, kv_usage (0 to 1),
 # capacity of the KV cache and block in tokens. Counters, which are summed: prompt tokens that were looked up in the
 # prefix cache (queried), found there (hit) and served (prompt; queried_prompt is both), and tokens generated.
-# cache_config: block_size, num_gpu_blocks and cache_dtype are its labels.
+# cache_config: block_size, num_gpu_blocks and cache_dtype are its labels. adapter_slots: adapters loaded at a time.
 Reading = Literal[
     "running",
     "waiting",
@@ -26,6 +26,7 @@ Reading = Literal[
     "prompt",
     "generated",
     "cache_config",
+    "adapter_slots",
 ]
 
 
@@ -79,6 +80,8 @@ class Dialect:
     info_path: str = "/version"  # a JSON object for `read_info`; after any other answer all of it is unknown
     read_info: Callable[[Mapping[str, Any]], ServerInfo] = read_version
     flags: Mapping[Gift, str] = field(default_factory=dict)  # with which it is started to give what it withholds
+    adapter_series: str = ""  # the metric that names adapters in use; each set of them is a series of its own
+    usual_adapter_slots: int = 1  # where the engine does not report them
     adapter_after_base: bool = False  # requests name an adapter as `base:adapter`; otherwise by its own name
     metrics_path: str = "/metrics"
     serves_unnamed_models: bool = False  # it has an API whose requests name no model

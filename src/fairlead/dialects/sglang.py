@@ -56,6 +56,7 @@ DIALECT = Dialect(
         "sglang:prompt_tokens_total": "queried_prompt",  # every prompt token is looked up
         "sglang:cached_tokens_total": "hit",
         "sglang:generation_tokens_total": "generated",
+        "sglang:lora_pool_slots_total": "adapter_slots",
     },
     rank_label="dp_rank",
     # /health generates a token and looks for it once a second: 1 s at best, and as long as a step when it is busy.
@@ -69,6 +70,7 @@ DIALECT = Dialect(
         '"replay_endpoint":"tcp://*:5558"}\'',
     },
     adapter_after_base=True,
+    usual_adapter_slots=8,  # --max-loras-per-batch
     serves_unnamed_models=True,  # /generate
     kv_connectors=frozenset({"shared"}),  # no point-to-point path between ordinary servers, only a store they share
 )

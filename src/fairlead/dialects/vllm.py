@@ -28,12 +28,14 @@ DIALECT = Dialect(
         "vllm:cache_config_info": "cache_config",
     },
     rank_label="engine",
+    adapter_series="vllm:lora_requests_info",
+    usual_adapter_slots=1,  # --max-loras
     flags={
         "cached_tokens": "--enable-prompt-tokens-details",
         "metrics": "no --disable-log-stats",
         "kv_events": '--kv-events-config \'{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557",'
         '"replay_endpoint":"tcp://*:5558"}\'',
     },
-    kv_connectors=frozenset({"mooncake", "nixl", "shared"}),
+    kv_connectors=frozenset({"mooncake", "nixl", "shared", "proxy"}),
     transfers_safely=transfers_safely,
 )

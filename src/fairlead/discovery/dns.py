@@ -16,6 +16,7 @@ import dns.asyncresolver
 import dns.exception
 import dns.rdatatype
 import dns.resolver
+import msgspec
 
 from fairlead.addresses import host_and_port
 from fairlead.discovery.source import DiscoveredEndpoint, EndpointSet, SourceStatus, UnusableError
@@ -122,7 +123,8 @@ async def _of_this_machine(host: str) -> list[str]:
 
 
 def _at(like: DiscoveredEndpoint, address: str) -> DiscoveredEndpoint:
-    return DiscoveredEndpoint(address, like.models, like.engine, like.region, like.role, like.labels, like.capability)
+    endpoint: DiscoveredEndpoint = msgspec.structs.replace(like, address=address, draining=False)
+    return endpoint
 
 
 async def _sleep(seconds: float) -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import yaml
 
 from fairlead.addresses import host_and_port
+from fairlead.core.endpoint import Role
 from fairlead.dialects import dialect_called
 from fairlead.discovery.source import DiscoveredEndpoint, EndpointSet, SourceStatus, UnusableError
 
@@ -63,7 +64,7 @@ def read_endpoints(path: Path) -> EndpointSet:
     except (msgspec.DecodeError, UnicodeDecodeError):
         entries = _from_yaml(path, data)
     if not isinstance(entries, list):
-        raise UnusableError(f"{path} is no list of endpoints; write [] for none")
+        raise UnusableError(f"{path} is not a list of endpoints; write [] for none")
     return _endpoints(path, entries)
 
 
@@ -97,7 +98,8 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     models: tuple[str, ...] = ()
     engine: str = ""
     region: str = ""
-    role: str = ""
+    role: Role = "both"
+    kv_connector: Literal["", "nixl", "proxy"] = ""
     labels: dict[str, str] = {}
     capability: str = ""
     draining: bool = False

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from fairlead.core.endpoint import Role
 from fairlead.discovery.rules import NO_RULES, RequestRules
 
 
@@ -27,7 +28,8 @@ class DiscoveredEndpoint(msgspec.Struct, frozen=True):
     models: tuple[str, ...] = ()  # the first is the base model; empty: all that the engine lists
     engine: str = ""  # a dialect; empty: by what the engine says of itself
     region: str = ""
-    role: str = ""  # as the source calls it: prefill, decode, both; shown, and free for policies to read
+    role: Role = "both"  # prefill: it only computes prompts for others; decode: it computes none for others
+    kv_connector: str = ""  # by which the KV of a prompt goes on: nixl, or proxy
     labels: Mapping[str, str] = {}
     capability: str = ""  # a file of `fairlead fit`, relative to the configuration; empty: that of the model
     draining: bool = False  # not ready or about to end: gets nothing new, and keeps what it has until it is gone

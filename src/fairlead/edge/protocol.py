@@ -9,6 +9,7 @@ from fairlead.edge.grpc import Calls, Services
 from fairlead.edge.http2 import Connection, Limits
 
 _WRITE_BUFFER_BYTES: Final = 1 << 20  # more, and nothing is read until the peer has read
+_TURN_BYTES: Final = 1 << 20  # libuv would read 8 MB of one connection before it looks at another
 _LINGERING_BYTES: Final = 1 << 20
 _MANY_PIECES: Final = 256  # of a message of 2 MB, as a frame is two; whatever else a turn sends is fewer, or short
 _LINGERING_S: Final = 1.0
@@ -34,7 +35,8 @@ class EdgeProtocol(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._flush_is_due = False
-        self._more_is_due = False  # frames that were read wait for another turn
+        self._more_is_due = False  # frames that were read, or bytes that were not, wait for another turn
+        self._turn_bytes = 0  # read since others had theirs
         self._paused_since_s: float | None = None  # the transport's buffer is full
         self._is_paused = False
         self._lingering_bytes = 0  # that may still come, after our GOAWAY, and are dropped
@@ -73,7 +75,8 @@ class EdgeProtocol(asyncio.Protocol):
             return
         self._calls.handle(self._connection.receive(data))
         self._flush()
-        if self._connection.has_more and not self._more_is_due:
+        self._turn_bytes += len(data)
+        if (self._turn_bytes > _TURN_BYTES or self._connection.has_more) and not self._more_is_due:
             self._more_is_due = True
             self._update_reading()
             self._loop.call_soon(self._go_on)
@@ -128,7 +131,7 @@ class EdgeProtocol(asyncio.Protocol):
     def _go_on(self) -> None:
         if self._transport is None or self._is_paused or not self._more_is_due:
             return  # a peer that does not read what it was sent waits with what it wants
-        self._more_is_due = False
+        self._more_is_due, self._turn_bytes = False, 0
         self.data_received(b"")
         if not self._more_is_due:
             self._update_reading()

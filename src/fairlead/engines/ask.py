@@ -11,13 +11,14 @@ import asyncio
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from fairlead.access import PLAIN, Access
 from fairlead.addresses import host_and_port
-from fairlead.engines.credentials import credentials_of
+from fairlead.engines.credentials import AUTHORIZATION, credentials_of
 from fairlead.errors import UserError
 
 Reason = Literal["timeout", "connect", "protocol", "too_large"]
@@ -50,12 +51,13 @@ async def ask_once(
     most_bytes: int,
     *,
     post: bytes | None = None,
+    headers: Sequence[tuple[bytes, bytes]] = (),
     access: Access = PLAIN,
 ) -> Answer:
     """GET `path`, or POST the JSON `post` to it, on a connection of its own. Raises UnansweredError."""
     connection = Connection(address, access)
     try:
-        return await connection.ask(path, timeout_s, most_bytes, post=post)
+        return await connection.ask(path, timeout_s, most_bytes, post=post, headers=headers)
     finally:
         connection.close()
 
@@ -109,22 +111,35 @@ class Connection:
             self.close()
             self._credentials = credentials
 
-    async def ask(self, path: str, timeout_s: float, most_bytes: int, *, post: bytes | None = None) -> Answer:
+    async def ask(
+        self,
+        path: str,
+        timeout_s: float,
+        most_bytes: int,
+        *,
+        post: bytes | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> Answer:
         """GET `path`, or POST the JSON `post` to it, whatever the status. Raises UnansweredError.
 
         Cancelling a question closes the connection. A body is posted on a new connection, so it is never sent twice.
+        A header of several lines is left out: it would say more than its name.
         """
         started_s = time.perf_counter()
         try:
-            head = self._head + self._credentials.header()
+            key = self._credentials.header()
         except UserError:  # the file is gone since the start
             raise UnansweredError("connect") from None
+        head = self._head + key
         if post is None:
             request = b"GET " + path.encode() + head + b"\r\n"
         else:
             self.close()
             lines = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(post)
-            request = b"POST " + path.encode() + head + lines + post
+            replaced = AUTHORIZATION if key else None  # the engine's own key stands for a client's
+            kept = [(name, value) for name, value in headers if name != replaced and _is_one_line(value)]
+            own = b"".join([b"%b: %b\r\n" % header for header in kept])
+            request = b"POST " + path.encode() + head + own + lines + post
         try:
             async with asyncio.timeout(timeout_s):
                 outcome = await self._outcome(request, most_bytes)
@@ -155,6 +170,10 @@ class Connection:
             lambda: _Wire(loop), self._host, self._port, ssl=context, server_hostname=name
         )
         return await self._wire.ask(request, most_bytes) or "connect"
+
+
+def _is_one_line(value: bytes) -> bool:
+    return b"\r" not in value and b"\n" not in value
 
 
 class _Wire(asyncio.Protocol):

@@ -26,6 +26,7 @@ _ASK_S: Final = 60.0  # for each request: the first of a fresh engine may compil
 _PAGE_S: Final = 10.0
 _PROBES: Final = 3
 PROMPT: Final = " ".join(f"word{n % 97}" for n in range(400))  # more than one block of any engine
+_LEAST_PROMPT: Final = 200  # bytes
 _ANSWER_TOKENS: Final = 8
 _NOBODY: Final = "no-such-model-of-fairlead-doctor"
 
@@ -61,7 +62,10 @@ class Seen:
 
 
 async def examine(url: str, headers: Mapping[str, str], prompt: str = PROMPT) -> Seen:
-    """Some ten requests, one after another. Raises UserError if no OpenAI-compatible server answers at `url`."""
+    """Some ten requests, one after another; a prompt that is refused is shortened.
+
+    Raises UserError if no OpenAI-compatible server answers at `url`.
+    """
     timeout = aiohttp.ClientTimeout(total=_ASK_S)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
         server = _Server(session, url)
@@ -73,6 +77,9 @@ async def examine(url: str, headers: Mapping[str, str], prompt: str = PROMPT) ->
         _, info = await server.page(dialect.info_path)
         probes = {path: await _slowest_ms(server, path) for path in dict.fromkeys((dialect.health_path, "/health"))}
         first = await server.generate(model, prompt, stream=False)
+        while first.status == 400 and len(prompt) > _LEAST_PROMPT:  # too long for a small context, as it seems
+            prompt = prompt[: len(prompt) // 4]
+            first = await server.generate(model, prompt, stream=False)
         again = await server.generate(model, prompt, stream=True)
         nobody = await server.generate(_NOBODY, prompt, stream=False)
         metrics_status, text = await server.text(dialect.metrics_path)

@@ -91,7 +91,8 @@ def _adapters(seen: Seen) -> Finding:
     saw = f"requests name them {', '.join(names)}" if names else "none loaded"
     if seen.unknown_model == 404:
         return Finding("adapters", "gives", f"{saw}; an unknown model is a 404")
-    status = "answered by the base model" if seen.unknown_model == 200 else f"a {seen.unknown_model}"
+    known = {200: "answered by the base model", 0: "not answered"}
+    status = known.get(seen.unknown_model, f"a {seen.unknown_model}")
     return Finding("adapters", "mind", f"{saw}; an unknown model is {status}; behind Fairlead it is a 404")
 
 

@@ -43,6 +43,17 @@ _BLOCK_SIZE: Final = re.compile(rb'[{,]block_size="([0-9]{1,9})"')
 _DTYPE: Final = re.compile(rb'[{,]cache_dtype="([\w.]{1,32})"')
 _BLOCKS: Final = re.compile(rb'[{,]num_gpu_blocks="([0-9]{1,12})"')
 
+# vLLM keeps a series for each set of adapters that was ever in use. The one set last has the greatest value: its time.
+_ADAPTERS: Final = re.compile(
+    rb"\n(?:%b)(\{[^\n]*\})[ \t]([0-9][0-9.e+]*)(?=\n)"
+    % _any_of(sorted(d.adapter_series.encode() for d in DIALECTS.values() if d.adapter_series))
+)
+_MOST_SETS: Final = 16_384
+_MOST_ADAPTERS: Final = 256  # in use at a time
+_SLOTS: Final = re.compile(rb'[{,]max_lora="([0-9]{1,6})"')
+_RUNNING: Final = re.compile(rb'[{,]running_lora_adapters="([^"]*)"')
+_WAITING: Final = re.compile(rb'[{,]waiting_lora_adapters="([^"]*)"')
+
 _Ranks = dict[bytes, float]  # a value for each data-parallel rank
 
 
@@ -57,6 +68,7 @@ def read_metrics(text: bytes, now_s: float) -> EngineReport | None:
             dtype = _DTYPE.search(line[2])
     if not found or found.keys() == {"start"}:
         return None
+    slots, running, waiting = _adapters(text)
     block, start, both = found.get("block"), found.get("start"), found.get("queried_prompt")
     return EngineReport(
         running_requests=_total(found.get("running")),
@@ -69,6 +81,9 @@ def read_metrics(text: bytes, now_s: float) -> EngineReport | None:
         prefix_hit_tokens=_total(found.get("hit")),
         prompt_tokens=_total(found.get("prompt", both)),
         generated_tokens=_total(found.get("generated")),
+        adapter_slots=slots or _least(found.get("adapter_slots")),
+        running_adapters=running,
+        waiting_adapters=waiting,
         process_start_s=max(start.values()) if start else None,
         read_s=now_s,
         changed_s=now_s,
@@ -100,6 +115,30 @@ def _add_cache_config(labels: bytes, rank: bytes, found: dict[str, _Ranks]) -> N
         found.setdefault("block", {})[rank] = float(size[1])
         if blocks is not None and int(blocks[1]) > 0:
             found.setdefault("capacity", {})[rank] = float(int(size[1]) * int(blocks[1]))
+
+
+def _adapters(text: bytes) -> tuple[int | None, tuple[str, ...], tuple[str, ...]]:
+    """Slots of a rank, and adapters of requests that run and that wait, on any rank."""
+    newest: dict[bytes, tuple[float, bytes]] = {}
+    for line in islice(_ADAPTERS.finditer(b"\n" + text), _MOST_SETS):
+        labels, value = line[1], _value(line[2])
+        rank_found = _RANK.search(labels)
+        rank = rank_found[1] if rank_found else b""
+        if value is not None and value >= newest.get(rank, (0.0, b""))[0]:
+            newest[rank] = value, labels
+    slots = [int(found[1]) for _, labels in newest.values() if (found := _SLOTS.search(labels)) is not None]
+    named = [labels for _, labels in newest.values()]
+    return min(slots, default=0) or None, _names(_RUNNING, named), _names(_WAITING, named)
+
+
+def _names(pattern: re.Pattern[bytes], named: Iterable[bytes]) -> tuple[str, ...]:
+    lists = [found[1] for labels in named if (found := pattern.search(labels)) is not None]
+    names = dict.fromkeys(name for each in lists for name in each.split(b",") if name)
+    return tuple(name.decode(errors="replace") for name in islice(names, _MOST_ADAPTERS))
+
+
+def _least(ranks: _Ranks | None) -> int | None:
+    return int(min(ranks.values())) or None if ranks else None
 
 
 def _value(rest: bytes) -> float | None:

@@ -183,7 +183,7 @@ class Watch:
             return
         if page.status == 200:
             now = _listed(self.endpoint.identity, self._dialect, page, self.endpoint.model)
-            if now.models:  # else it is no list
+            if now.models:  # else it is not a list
                 self.endpoint.identified(now)
 
     # ---- metrics ------------------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from typing import IO, Final
 import msgspec
 
 from fairlead.api.prompt import Malformed
+from fairlead.edge.grpc.reading import Part
+from fairlead.extproc.body import Body, pieces_of
 from fairlead.extproc.body_worker import LENGTHS, Answer
 from fairlead.extproc.reading import Question, Read
 
@@ -51,7 +53,7 @@ class BodyReader:
         """Start a process now, so that the first long body need not wait for it."""
         self._threads.submit(self._ask, b"{}", Question("/", b"", b""))
 
-    async def read(self, body: bytes, question: Question) -> Read | Malformed:
+    async def read(self, body: Body, question: Question) -> Read | Malformed:
         """Raises ReaderLostError. A caller that is cancelled leaves the process to finish."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, body, question)
 
@@ -64,7 +66,7 @@ class BodyReader:
                 if process is not None:
                     process.end()
 
-    def _ask(self, body: bytes, question: Question) -> Read | Malformed:
+    def _ask(self, body: Body, question: Question) -> Read | Malformed:
         process = self._idle.get()
         try:
             for _ in range(_ATTEMPTS):
@@ -99,12 +101,13 @@ class _Process:
         os.set_blocking(self._stdin, False)
         os.set_blocking(self._stdout, False)
 
-    def ask(self, body: bytes, question: Question) -> Answer:
+    def ask(self, body: Body, question: Question) -> Answer:
         """Raises OSError, EOFError or TimeoutError where no answer comes."""
         until_s = time.monotonic() + MOST_READ_S
         head = _encode(question)
         self._write(LENGTHS.pack(len(head), len(body)) + head, until_s)
-        self._write(body, until_s)
+        for piece in pieces_of(body):
+            self._write(piece, until_s)
         length, _ = LENGTHS.unpack(self._read(LENGTHS.size, until_s))
         return _decode(self._read(length, until_s))
 
@@ -112,7 +115,7 @@ class _Process:
         self._child.kill()
         self._child.communicate()
 
-    def _write(self, data: bytes, until_s: float) -> None:
+    def _write(self, data: Part, until_s: float) -> None:
         view = memoryview(data)
         while view:
             _wait(self._stdin, select.POLLOUT, until_s)

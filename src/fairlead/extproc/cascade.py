@@ -17,6 +17,7 @@ from fairlead.core.policy import Refusal
 from fairlead.core.router import Router
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
+from fairlead.extproc.body import whole
 from fairlead.extproc.request import Asked, HttpRequest
 
 HELD_HEADERS: Final = frozenset({b"content-length", b"content-encoding", b"content-type"})  # of an answer
@@ -80,9 +81,9 @@ class RequestCascades:
             return endpoint.spec.capability.success_probability(facts.language, facts.bucket, facts.tokens)
 
         entry, prompt = None, asked.prompt
-        if judged:
+        if judged and len(request.body) <= route.most_bytes:
             flags = {"streams": prompt.streams, "with_usage": prompt.with_usage}
-            entry = enter(route, request.path, request.body, chance, **flags, spans=asked.spans)
+            entry = enter(route, request.path, whole(request.body), chance, **flags, spans=asked.spans)
         if entry is None:
             self.counts.passed_for(route.name, "unjudgeable" if judged else "full_duplex")
         stage = first_stage(route, chance) if entry is None else entry.stage

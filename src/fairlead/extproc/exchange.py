@@ -6,15 +6,20 @@ The messages that change it are handled in `request_half` and `response_half`; w
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any
 
+from fairlead.admission.eviction import Running
+from fairlead.admission.rates import Charge
 from fairlead.admission.waiting import Waiting
 from fairlead.api import headers as names
+from fairlead.api import refusals
 from fairlead.api.answer_model import AnswerModel
 from fairlead.api.refusals import HttpAnswer
-from fairlead.core.in_flight import InFlight
+from fairlead.core.in_flight import ABORTED_CODE, CLIENT_ERROR, InFlight
 from fairlead.core.observation import Observation
+from fairlead.core.policy import Ended
+from fairlead.edge.grpc.reading import Part
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
 from fairlead.extproc.observed import ObservedAnswer
@@ -24,6 +29,7 @@ from fairlead.extproc.pick import Pick
 from fairlead.extproc.services import Services
 
 Replies = Iterable[replies.Reply]
+Send = Callable[[bytes], None]
 
 
 class Exchange:
@@ -51,13 +57,18 @@ class Exchange:
     route = ""
     answer_model: AnswerModel | None = None  # puts the client's name for the model back
     waiting: Waiting | None = None  # in the queue
+    level: int | None = None  # of its priority, where that counts
+    running: Running | None = None  # its answer is streamed, and may be ended for a higher level
+    charge: Charge | None = None  # to the tenant's rate limit, as long as it may change
     held: Coroutine[Any, Any, Replies] | None = None  # the replies that come later; it raises only its cancellation
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, send: Send | None = None) -> None:
+        """`send` sends a reply that no message waits for; None: the server cannot."""
         self.services = services
+        self.send = send
         self.started_s = services.clock_s()
         self.headers: h.Headers = {}
-        self.body: list[bytes] = []
+        self.body: list[Part] = []
 
     def read_modes(self, message: ProcessingRequest) -> BodySendMode:
         """The send mode of the request's body; the first message carries the modes."""
@@ -72,6 +83,7 @@ class Exchange:
         """The reply that answers the client in the engine's place."""
         reply = replies.immediate(answer, ((names.REQUEST_ID, self.request_id),) if self.request_id else ())
         self.forget_body()
+        self.give_back_charge()
         self.request_phase = "refused"
         try:
             duration_s = self.services.clock_s() - self.started_s
@@ -85,43 +97,86 @@ class Exchange:
         in_flight, services = self.in_flight, self.services
         if in_flight is None:
             return
+        self._runs_no_more()
         address, now_s = in_flight.address, services.clock_s()
         outcome = in_flight.ended(now_s, self.seen)
         if outcome is None:
             return
-        decision = in_flight.decision
         self.in_flight = None
-        services.recorder.ended(self.route, decision.model, address, now_s - self.started_s, outcome, self.request_id)
-        parent = self.headers.get(names.TRACEPARENT) or self.traceparent
-        services.tracer.ended(
+        self._settle_charge(outcome.code)
+        ended = Ended(
             in_flight.request,
-            decision,
+            in_flight.decision,
             outcome,
             address,
             self.request_id,
-            parent,
             self.started_s,
             now_s,
             self.waited_ms,
         )
+        services.recorder.ended(self.route, ended)
+        services.tracer.ended(ended, self.headers.get(names.TRACEPARENT) or self.traceparent)
         if self.pick is not None:
-            services.log.add(in_flight.request, decision, outcome, address, self.request_id, self.waited_ms)
+            services.log.add(ended)
 
     def withdraw(self) -> None:
         """Nothing of it is left behind, unless it has ended already."""
         self.forget_body()
         self.leave_queue()
+        self._runs_no_more()
         self.stop_observing()
         if self.held is not None:
             self.held.close()
             self.held = None
         if self.in_flight is not None:
             self.in_flight.withdraw(self.services.clock_s())
+        else:
+            self.give_back_charge()
+
+    def may_be_evicted(self) -> None:
+        """Its answer is being streamed."""
+        services, in_flight = self.services, self.in_flight
+        if self.level is None or self.send is None or in_flight is None or not services.waiting.evicts:
+            return
+        group = services.admission.lane(in_flight.request.model).group
+        self.running = Running(group, self.level, in_flight.address, self._evict)
+        services.admission.evictions.add(self.running)
+
+    def _evict(self) -> None:
+        """Envoy has sent the status already, so it cuts the answer off, and the engine sees its client leave."""
+        if self.in_flight is not None and self.send is not None:
+            self.stop_observing()
+            self.in_flight.evict()
+            self.send(replies.immediate(refusals.evicted()))
+
+    def _runs_no_more(self) -> None:
+        if self.running is not None:
+            self.services.admission.evictions.remove(self.running)
+            self.running = None
 
     def leave_queue(self) -> None:
         if self.waiting is not None:
             self.services.waiting.leave(self.waiting)
             self.waiting = None
+
+    def give_back_charge(self) -> None:
+        """It did not reach an engine."""
+        charge, self.charge = self.charge, None
+        if charge is not None:
+            self.services.rates.settle(charge, 0.0, 0.0, self.services.clock_s())
+
+    def _settle_charge(self, code: int) -> None:
+        """It has ended. What the engine refused cost nothing; of an answer observed in full the tokens are known.
+
+        Of others what was expected stays, also where the client left early: nobody has counted what it took until then.
+        """
+        if code >= CLIENT_ERROR and code != ABORTED_CODE:
+            self.give_back_charge()
+            return
+        charge, seen, self.charge = self.charge, self.seen, None
+        if charge is not None and seen is not None and seen.prompt_tokens is not None:
+            tokens = float(seen.prompt_tokens + (seen.completion_tokens or 0))
+            self.services.rates.settle(charge, tokens, charge.engine_ms, self.services.clock_s())
 
     def stop_observing(self) -> None:
         """What was seen of the answer so far says nothing of the engine."""

@@ -104,7 +104,8 @@ class GrpcioServer:
     ) -> None:
         if not self._services.pool_is_known:
             await context.abort(grpc.StatusCode.UNAVAILABLE, TOO_EARLY)
-        processing = Processing(self._services, _traceparent(context) if self._services.tracer.is_on else b"")
+        traceparent = _traceparent(context) if self._services.tracer.is_on else b""
+        processing = Processing(self._services, traceparent=traceparent)
         self._services.recorder.running_streams += 1
         try:
             message = await context.read()

@@ -93,7 +93,7 @@ def forbidden_in(headers: Headers) -> list[str]:
 def subset_hint(request: ProcessingRequest) -> Collection[str] | None:
     """The endpoints that the gateway allows (endpoint-picker protocol); None where it gave no hint.
 
-    A hint that is there but empty, or that is no list of addresses, allows none.
+    A hint that is there but empty, or that is not a list of addresses, allows none.
     """
     if not request.HasField("metadata_context"):
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 DEFAULT_MOST_BYTES: Final = 256 << 20
-_PART_BYTES: Final = 100  # the overhead of a part: a client may send one byte at a time
+_PIECE_BYTES: Final = 100  # the overhead of a piece: a client may send one byte at a time
 
 
 class HeldBytes:
@@ -22,9 +22,9 @@ class HeldBytes:
         self.bytes = 0
         self.refused = 0  # bodies, for lack of room
 
-    def take(self, part_bytes: int) -> int:
+    def take(self, part_bytes: int, pieces: int = 1) -> int:
         """Reserve room for a part; the bytes to give back later, 0 if there is no room."""
-        taken = part_bytes + _PART_BYTES
+        taken = part_bytes + _PIECE_BYTES * pieces
         if self.bytes + taken > self.most_bytes:
             self.refused += 1
             return 0

@@ -1,7 +1,8 @@
 """Envoy's messages out of their bytes, which come in parts.
 
-protobuf's parser copies a body into memory of its own, and out of it again. A long request body, and nothing else in
-its message, is therefore found here by hand and copied once; whatever looks otherwise is left to protobuf.
+protobuf's parser copies a body into memory of its own, and out of it again. A long request body at the start of its
+message, where Envoy writes it, is therefore found here by hand, and stays in its parts. Envoy says in each message that
+there is no metadata, or which: that is read beside it. Whatever looks otherwise is left to protobuf.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from fairlead.extproc.pb.ext_proc_pb2 import HttpBody, ProcessingRequest
 
 
 class RequestBody(msgspec.Struct, frozen=True, gc=False):
-    """A ProcessingRequest that holds a request body and nothing else."""
+    """A ProcessingRequest that holds a request body."""
 
-    body: bytes
+    pieces: tuple[Part, ...]
     end_of_stream: bool
+    beside: ProcessingRequest | None = None  # whatever else the message has, such as metadata
 
     def as_request(self) -> ProcessingRequest:
-        return ProcessingRequest(request_body=HttpBody(body=self.body, end_of_stream=self.end_of_stream))
+        made = ProcessingRequest() if self.beside is None else _copy_of(self.beside)
+        made.request_body.CopyFrom(HttpBody(body=b"".join(self.pieces), end_of_stream=self.end_of_stream))
+        return made
 
 
 Message = ProcessingRequest | RequestBody
@@ -36,6 +40,15 @@ _DELIMITED: Final = 2  # the wire type of messages and of bytes
 _REQUEST_BODY: Final = ProcessingRequest.REQUEST_BODY_FIELD_NUMBER << 3 | _DELIMITED
 _BODY: Final = HttpBody.BODY_FIELD_NUMBER << 3 | _DELIMITED
 _ENDED: Final = bytes((HttpBody.END_OF_STREAM_FIELD_NUMBER << 3, 1))
+_NO_METADATA: Final = bytes((ProcessingRequest.METADATA_CONTEXT_FIELD_NUMBER << 3 | _DELIMITED, 0))  # as Envoy says it
+_WITHOUT_METADATA: Final = _parse(_NO_METADATA)
+_MOST_BESIDE_BYTES: Final = 1 << 16
+
+
+def _copy_of(message: ProcessingRequest) -> ProcessingRequest:
+    made = ProcessingRequest()
+    made.CopyFrom(message)
+    return made
 
 
 def read(parts: Parts) -> Message:
@@ -49,28 +62,50 @@ def read(parts: Parts) -> Message:
     try:
         return _parse(bytes(whole))
     except DecodeError:
-        raise StatusError(Status.INTERNAL, "the message is no ProcessingRequest") from None
+        raise StatusError(Status.INTERNAL, "the message is not a ProcessingRequest") from None
 
 
 def _request_body(parts: Parts) -> RequestBody | None:
-    first, last, message_bytes = parts[0], parts[-1], sum(map(len, parts))
-    if min(len(first), len(last)) < _HEAD_BYTES or first[0] != _REQUEST_BODY:
+    first, message_bytes = parts[0], sum(map(len, parts))
+    if len(first) < _HEAD_BYTES or first[0] != _REQUEST_BODY:
         return None
     length, at = _number(first, 1)
-    if at + length != message_bytes or first[at] != _BODY:
+    inner_end = at + length
+    if inner_end > message_bytes or first[at] != _BODY:
         return None
     length, start = _number(first, at + 1)
     end = start + length
-    if end + len(_ENDED) == message_bytes and last[-len(_ENDED) :] == _ENDED:
-        ended = True
-    elif end == message_bytes:
-        ended = False
-    else:
+    flag_bytes = inner_end - end
+    if flag_bytes not in (0, len(_ENDED)) or message_bytes - inner_end > _MOST_BESIDE_BYTES:
         return None
-    whole: list[Part] = [memoryview(part) for part in parts]
-    whole[-1] = whole[-1][: len(last) - (message_bytes - end)]
-    whole[0] = whole[0][start:]
-    return RequestBody(b"".join(whole), ended)
+    pieces, after = _cut(parts, message_bytes - end)
+    if flag_bytes and not after.startswith(_ENDED):
+        return None
+    beside = None
+    if (rest := after[flag_bytes:]) == _NO_METADATA:
+        beside = _WITHOUT_METADATA
+    elif rest:
+        try:
+            beside = _parse(rest)
+        except DecodeError:
+            return None
+        if beside.WhichOneof("request") is not None:
+            return None
+    pieces[0] = memoryview(pieces[0])[start:]
+    return RequestBody(tuple(pieces), bool(flag_bytes), beside)
+
+
+def _cut(parts: Parts, last_bytes: int) -> tuple[list[Part], bytes]:
+    """All but so many bytes, in their parts, and those bytes."""
+    kept, cut = list(parts), [b""]
+    while last_bytes:
+        part = kept.pop()
+        taken = min(last_bytes, len(part))
+        cut.append(bytes(part[len(part) - taken :]))
+        last_bytes -= taken
+        if taken < len(part):
+            kept.append(memoryview(part)[: len(part) - taken])
+    return kept, b"".join(reversed(cut))
 
 
 def _number(data: Part, at: int) -> tuple[int, int]:

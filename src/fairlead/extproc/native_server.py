@@ -70,7 +70,7 @@ class _ProcessCall:
     def __init__(self, call: Call, services: Services) -> None:
         self._call = call
         self._recorder = services.recorder
-        self._processing = Processing(services, call.metadata.get(TRACEPARENT, b""))
+        self._processing = Processing(services, call.send, call.metadata.get(TRACEPARENT, b""))
         self._is_early = not services.pool_is_known
         self._later: asyncio.Future[Iterable[Reply]] | None = None
         self._waiting: deque[Message] = deque()
@@ -107,7 +107,7 @@ class _ProcessCall:
             if isinstance(reply, bytes):
                 self._call.send(reply)
             else:
-                self._call.send(*reply)
+                self._call.send(reply.head, reply.body.pieces)
 
     def _reply_later(self, later: asyncio.Future[Iterable[Reply]]) -> None:
         if later.cancelled():

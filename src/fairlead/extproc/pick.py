@@ -13,19 +13,23 @@ from fairlead.api import refusals
 from fairlead.api.body_limits import MOST_ITEMS_INLINE
 from fairlead.api.edits import edits
 from fairlead.api.json_body import split_models
+from fairlead.api.one_token import SPLIT_PATHS
 from fairlead.api.paths import BINDING_PATHS, MODEL_OPTIONAL_PATHS
 from fairlead.api.prompt import TOO_MANY, Malformed, Prompt, parse
 from fairlead.api.refusals import HttpAnswer
-from fairlead.api.spans import MOST_SPANS, Span, object_spans, spliced
+from fairlead.api.spans import MOST_SPANS, Span, object_spans
 from fairlead.cascade.route import Entry
+from fairlead.core.endpoint import BY_PROXY
 from fairlead.core.facts import RequestFacts, make_facts, unread_facts
 from fairlead.core.in_flight import InFlight
 from fairlead.core.policy import Refusal
 from fairlead.core.pool import ANY_MODEL
+from fairlead.extproc.body import Body, LongBody, spliced_body, whole
 from fairlead.extproc.cascade import Admitted
 from fairlead.extproc.reading import INLINE_BYTES, Question, Read, read_whole
 from fairlead.extproc.request import Asked, HttpRequest
 from fairlead.extproc.services import Services
+from fairlead.migration.mover import MOST_BODY_BYTES
 
 
 class Pick(msgspec.Struct, frozen=True, gc=False):
@@ -33,10 +37,11 @@ class Pick(msgspec.Struct, frozen=True, gc=False):
 
     in_flight: InFlight
     route: str  # the model or route that was asked for
-    body: bytes | None
+    body: Body | None
     reuse: bytes = b""  # what context reuse saved, for the client
     entry: Entry | None = None  # into a cascade, whose judge is to see the answer
     renamed: str = ""  # the name that the client asked for, where the engine gets another
+    unsent: RequestFacts | None = None  # as it will be sent, once another endpoint has computed its prompt
 
 
 class Prepared(msgspec.Struct, frozen=True, gc=False):
@@ -58,9 +63,10 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
 
 def read_inline(request: HttpRequest) -> Read | Malformed | None:
     """What a body asks for; None for one so long that reading it here would keep other requests waiting."""
-    if len(request.body) > INLINE_BYTES:
+    body = request.body
+    if isinstance(body, LongBody) or len(body) > INLINE_BYTES:
         return None
-    prompt = parse(request.body, request.path, request.headers.get(b"content-type", b""), MOST_ITEMS_INLINE)
+    prompt = parse(body, request.path, request.headers.get(b"content-type", b""), MOST_ITEMS_INLINE)
     if isinstance(prompt, Malformed):
         return None if prompt is TOO_MANY else prompt
     return Read(prompt)
@@ -68,7 +74,7 @@ def read_inline(request: HttpRequest) -> Read | Malformed | None:
 
 def read_here(services: Services, request: HttpRequest) -> Read | Malformed:
     """A long body, here and now."""
-    return read_whole(request.body, question(services, request))
+    return read_whole(whole(request.body), question(services, request))
 
 
 def question(services: Services, request: HttpRequest) -> Question:
@@ -127,23 +133,26 @@ def _asked(services: Services, request: HttpRequest, read: Read) -> Asked | None
     if prompt.model_span is not None:
         spans = {"model": prompt.model_span}
     elif prompt.reserved or name != written or name in services.router.pool.routes:
-        spans = object_spans(request.body) if read.measured is None else read.spans
+        spans = object_spans(whole(request.body)) if read.measured is None else read.spans
         if spans is None:
             return None
     if not services.reuse.has_rules or read.measured is not None or name in services.router.pool.adapters:
         return Asked(name, route, prompt, spans)
     session_id, tenant = _session_id(services, request) or b"", request.headers.get(services.tenant_header, b"")
-    shaped = services.reuse.shape(route, request.path, request.headers, request.body, prompt, session_id, tenant)
+    shaped = services.reuse.shape(route, request.path, request.headers, whole(request.body), prompt, session_id, tenant)
     return Asked(name, route, prompt if shaped is None else shaped.prompt, spans, shaped)
 
 
 def asked_of(services: Services, written: str, request: HttpRequest) -> tuple[str, str]:
     """The model or route that a request goes to, and the name under which it counts; see `Asked`."""
     rewrites, headers = services.rewrites, request.headers
-    if not rewrites.are_any or services.cascades.is_inner(headers):
+    stated = headers.get(names.MODEL_REWRITE[0]) or headers.get(names.MODEL_REWRITE[1])
+    if not (rewrites.are_any or stated) or services.cascades.is_inner(headers):
         return written, written
     pool = services.router.pool
     name = rewrites.model(written, pool, _session_id(services, request) or b"", services.rng)
+    if stated and name == written != ANY_MODEL and services.config.believes_gateway:  # rewrites of the pool go first
+        name = stated.decode(errors="replace")
     return name, written if pool.knows(written) else name
 
 
@@ -165,8 +174,16 @@ def _facts(services: Services, request: HttpRequest, read: Read, asked: Asked) -
     )
     if asked.name in services.router.pool.adapters:  # an adapter's KV is its own
         facts = facts.of_adapter(asked.name)
+    if services.router.pool.prefilling and _may_split(request, facts):
+        facts = msgspec.structs.replace(facts, may_split=True)
     slo = services.waiting.slo(headers, asked.name)
     return facts if slo is None else msgspec.structs.replace(facts, slo=slo)
+
+
+def _may_split(request: HttpRequest, facts: RequestFacts) -> bool:
+    """Whether one engine could compute its prompt and another decode it, as far as is seen without reading all keys."""
+    short = len(request.body) <= _MOST_SPLIT_BYTES  # it is sent twice, in one piece
+    return short and request.path in SPLIT_PATHS and not (facts.media or facts.adapter)
 
 
 def _admitted(services: Services, prepared: Prepared, now_s: float) -> Admitted | Refusal:
@@ -184,11 +201,11 @@ def _sent(
     services: Services, request: HttpRequest, asked: Asked, admitted: Admitted, started_s: float
 ) -> Pick | Refused:
     in_flight, facts, entry = admitted
-    sent: bytes | None = request.body
+    sent: Body | None = request.body
     saved, decision = b"", in_flight.decision
     if asked.shaped is not None:
         facts, sent, saved = services.reuse.settle(
-            asked.shaped, decision, facts, request.body, services.router.index, started_s
+            asked.shaped, decision, facts, whole(request.body), services.router.index, started_s
         )
     written = asked.prompt.model or ANY_MODEL
     renamed = decision.model if written not in (decision.model, ANY_MODEL) else None
@@ -199,31 +216,39 @@ def _sent(
             in_flight.withdraw(started_s)
             return Refused(_UNEDITABLE, asked.route)
     now_s = services.clock_s()
-    in_flight.sent(facts, now_s)
+    hop = in_flight.hop
+    waits = hop is not None and hop.connector != BY_PROXY
+    if not waits:
+        if hop is not None:
+            in_flight.prefilled_elsewhere(now_s, ended=False)
+        in_flight.sent(facts, now_s)
     services.recorder.decided(facts, decision, request.id, now_s - started_s)
     changed = None if sent is request.body else sent
     if (copy := in_flight.claim_copy()) is not None:
-        services.mover.offer(copy, facts, request.path, request.body if changed is None else changed)
-    return Pick(in_flight, asked.route or decision.model, changed, saved, entry, written if renamed else "")
+        body = request.body if changed is None else changed
+        services.mover.offer(copy, facts, request.path, whole(body) if len(body) <= MOST_BODY_BYTES else None)
+    unsent, renamed_from = facts if waits else None, written if renamed else ""
+    return Pick(in_flight, asked.route or decision.model, changed, saved, entry, renamed_from, unsent)
 
 
+_MOST_SPLIT_BYTES: Final = 2 << 20
 _UNEDITABLE: Final = refusals.malformed(
     f"The body has a key twice at its top level, or more than {MOST_SPANS} keys; write each once", None
 )
 
 
 def _edited(
-    body: bytes, prompt: Prompt, spans: Mapping[str, Span] | None, model: str | None, entry: Entry | None
-) -> bytes | None:
+    body: Body, prompt: Prompt, spans: Mapping[str, Span] | None, model: str | None, entry: Entry | None
+) -> Body | None:
     """`body` that names the chosen model, and without what only a gateway may ask of an engine."""
     if prompt.model_span is not None:
         start, end = prompt.model_span
-        return spliced(body, [(start, end, (model or "").encode())])
-    spans = object_spans(body) if spans is None else spans
+        return spliced_body(body, [(start, end, (model or "").encode())])
+    spans = object_spans(whole(body)) if spans is None else spans
     if spans is None:
         return None
     one_piece = entry is not None and entry.streams
-    return spliced(body, edits(spans, model, prompt.reserved, one_piece=one_piece))
+    return spliced_body(body, edits(spans, model, prompt.reserved, one_piece=one_piece))
 
 
 def _session_id(services: Services, request: HttpRequest) -> bytes | None:

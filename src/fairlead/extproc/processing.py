@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Awaitable, Iterable
 
+from fairlead.extproc.exchange import Send
 from fairlead.extproc.messages import Message
 from fairlead.extproc.replies import Reply
 from fairlead.extproc.services import Services
@@ -20,10 +21,10 @@ class Processing:
 
     __slots__ = ("_services", "_stream")
 
-    def __init__(self, services: Services, traceparent: bytes = b"") -> None:
-        """`traceparent`: as the call's metadata have it; empty where they have none."""
+    def __init__(self, services: Services, send: Send | None = None, traceparent: bytes = b"") -> None:
+        """`send` sends a reply that no message waits for; None: the server cannot. `traceparent` is the call's."""
         self._services = services
-        self._stream = Stream(services)
+        self._stream = Stream(services, send)
         if traceparent:
             self._stream.traceparent = traceparent
 

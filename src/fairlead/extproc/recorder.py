@@ -19,7 +19,8 @@ from fairlead.core.histogram import DURATION_SECONDS, Histogram
 from fairlead.core.lengths import BUCKETS
 from fairlead.core.moves import describe_move
 from fairlead.core.observation import Observation
-from fairlead.core.policy import Decision, Outcome, Policy, Ranked
+from fairlead.core.policy import Decision, Ended, Outcome, Policy, Ranked
+from fairlead.core.prefill_decode import PrefillChoice
 
 KEPT_DECISIONS: Final = 1000
 MOST_SERIES: Final = 8192  # of requests; names that come later are counted together, under none
@@ -30,7 +31,7 @@ _LEAST_ERROR: Final = 400
 
 DECISION_SECONDS: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
 COST_MILLISECONDS: Final = (1.0, 5.0, 20.0, 100.0, 500.0, 2000.0, 10_000.0, 60_000.0)
-COST_TERMS: Final = ("rtt", "prefill", "queue", "decode", "total")
+COST_TERMS: Final = ("rtt", "prefill", "queue", "decode", "adapter", "total")
 
 
 class DecisionRecord(msgspec.Struct, frozen=True, gc=False):
@@ -50,6 +51,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, gc=False):
     considered: int
     best: tuple[Ranked, ...]
     policy: Policy
+    prefill: PrefillChoice | None  # where its prompt is computed; None: there was nothing to choose from
     migration: str  # of its session: how and where to, or why it stays on a hot endpoint; empty: no reason to move
 
 
@@ -168,16 +170,16 @@ class Recorder:
             cost_ms["prefill"].observe(terms.prefill_ms)
             cost_ms["queue"].observe(terms.queue_ms)
             cost_ms["decode"].observe(terms.decode_ms)
+            if terms.adapter_ms:
+                cost_ms["adapter"].observe(terms.adapter_ms)
             cost_ms["total"].observe(terms.total_ms())
 
-    def ended(
-        self, route: str, model: str, endpoint: str, duration_s: float, outcome: Outcome, request_id: bytes
-    ) -> None:
+    def ended(self, route: str, ended: Ended) -> None:
         """A request that was decided ended."""
-        code = outcome.code
-        self._count_end(route, model, endpoint, code)
-        shown_id = request_id[:_SHOWN_ID_BYTES]
-        self.endings.append(Ending(time.time(), shown_id, route, model, endpoint, code, duration_s, outcome))
+        model, endpoint, outcome = ended.decision.model, ended.address, ended.outcome
+        self._count_end(route, model, endpoint, outcome.code)
+        shown_id, duration_s = ended.request_id[:_SHOWN_ID_BYTES], ended.ended_s - ended.begun_s
+        self.endings.append(Ending(time.time(), shown_id, route, model, endpoint, outcome.code, duration_s, outcome))
         durations = self.durations.get(model)
         if durations is None:
             durations = self.durations[model] = Histogram(DURATION_SECONDS)
@@ -252,5 +254,6 @@ def _record(decided: _Decided) -> DecisionRecord:
         considered=decision.considered,
         best=decision.best,
         policy=decision.policy,
+        prefill=decision.prefill,
         migration=describe_move(decision.migration),
     )

@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 from fairlead.api import headers as names
 from fairlead.api.refusals import HttpAnswer
+from fairlead.extproc.body import Body, LongBody, pieces_of
+from fairlead.extproc.body import whole as whole_body
 from fairlead.extproc.pb.ext_proc_pb2 import (
     BUFFERED,
     NONE,
@@ -59,7 +61,7 @@ class LongReply(NamedTuple):
     """One message in two parts, so that a long body is not copied to be behind its head."""
 
     head: bytes
-    body: bytes
+    body: LongBody
 
 
 Reply = bytes | LongReply
@@ -67,7 +69,7 @@ Reply = bytes | LongReply
 
 def whole(reply: Reply) -> bytes:
     """A message in one part, for those who can send no other."""
-    return reply if isinstance(reply, bytes) else b"".join(reply)
+    return reply if isinstance(reply, bytes) else b"".join((reply.head, *reply.body.pieces))
 
 
 def _mutation(headers: Iterable[Header], remove: Iterable[str] = ()) -> HeaderMutation:
@@ -97,19 +99,19 @@ def routed_headers(
     return _with_destination(reply, destination)
 
 
-def routed_body(destination: str, headers: Iterable[Header], remove: Iterable[str], body: bytes | None) -> Reply:
+def routed_body(destination: str, headers: Iterable[Header], remove: Iterable[str], body: Body | None) -> Reply:
     """Answer to a buffered request body that sends the request to `destination`; `body` only where it changed."""
     if not headers and not remove and body is None:
         return _routed_body_as_it_is(destination)
     return _routed_body(destination, headers, remove, body)
 
 
-def _routed_body(destination: str, headers: Iterable[Header], remove: Iterable[str], body: bytes | None) -> Reply:
+def _routed_body(destination: str, headers: Iterable[Header], remove: Iterable[str], body: Body | None) -> Reply:
     mutation = _mutation(((names.DESTINATION, destination.encode()), *headers), remove)
     common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
     if body is None or len(body) <= _COPIED_BYTES:
         if body is not None:
-            common.body_mutation.body = body
+            common.body_mutation.body = whole_body(body)
         return _with_destination(ProcessingResponse(request_body=BodyResponse(response=common)), destination)
     # A message is the sum of its parts: written by hand, a long body is not copied, let alone four times.
     field = _field(BodyMutation.BODY_FIELD_NUMBER, len(body))
@@ -117,7 +119,7 @@ def _routed_body(destination: str, headers: Iterable[Header], remove: Iterable[s
         head = common.SerializeToString() if number == BodyResponse.RESPONSE_FIELD_NUMBER else b""
         field = _field(number, len(head) + len(field) + len(body)) + head + field
     field = _field(ProcessingResponse.REQUEST_BODY_FIELD_NUMBER, len(field) + len(body)) + field
-    return LongReply(_with_destination(ProcessingResponse(), destination) + field, body)
+    return LongReply(_with_destination(ProcessingResponse(), destination) + field, LongBody(pieces_of(body), len(body)))
 
 
 def _field(number: int, length: int) -> bytes:
@@ -178,8 +180,13 @@ def _response_headers(
 
 def with_served_endpoint(reply: bytes, address: str) -> bytes:
     """`reply` to response headers, which also says what served it: GIE's conformance suite reads it there."""
+    return with_headers(reply, [(names.TEST_SERVED, address.encode())])
+
+
+def with_headers(reply: bytes, headers: Iterable[Header]) -> bytes:
+    """`reply` to response headers, which also sets these."""
     made = ProcessingResponse.FromString(reply)
-    made.response_headers.response.header_mutation.MergeFrom(_mutation([(names.TEST_SERVED, address.encode())]))
+    made.response_headers.response.header_mutation.MergeFrom(_mutation(headers))
     return made.SerializeToString()
 
 
@@ -221,7 +228,7 @@ def settled_body(headers: Iterable[Header], body: bytes | None) -> bytes:
     return ProcessingResponse(response_body=BodyResponse(response=common)).SerializeToString()
 
 
-def streamed_request_body(body: bytes, *, end_of_stream: bool) -> Iterator[bytes]:
+def streamed_request_body(body: Body, *, end_of_stream: bool) -> Iterator[bytes]:
     """The body in chunks that Envoy takes; `end_of_stream`, if it is set, is on the last only."""
     for mutation in _chunks(body, end_of_stream):
         yield ProcessingResponse(request_body=BodyResponse(response=mutation)).SerializeToString()
@@ -232,16 +239,19 @@ def streamed_response_body(body: bytes, *, end_of_stream: bool) -> Iterator[byte
         yield ProcessingResponse(response_body=BodyResponse(response=mutation)).SerializeToString()
 
 
-def _chunks(body: bytes, end_of_stream: bool) -> Iterator[CommonResponse]:
-    for start in range(0, len(body) or 1, CHUNK_BYTES):
-        last = start + CHUNK_BYTES >= len(body)
-        chunk = StreamedBodyResponse(body=body[start : start + CHUNK_BYTES], end_of_stream=end_of_stream and last)
-        yield CommonResponse(body_mutation=BodyMutation(streamed_response=chunk))
+def _chunks(body: Body, end_of_stream: bool) -> Iterator[CommonResponse]:
+    pieces = pieces_of(body) or (b"",)
+    for number, piece in enumerate(pieces, 1):
+        for start in range(0, len(piece) or 1, CHUNK_BYTES):
+            last = number == len(pieces) and start + CHUNK_BYTES >= len(piece)
+            part = bytes(piece[start : start + CHUNK_BYTES])
+            chunk = StreamedBodyResponse(body=part, end_of_stream=end_of_stream and last)
+            yield CommonResponse(body_mutation=BodyMutation(streamed_response=chunk))
 
 
 def immediate(answer: HttpAnswer, headers: Iterable[Header] = ()) -> bytes:
     """End the request here with `answer`."""
-    own = [(b"content-type", b"application/json"), *headers]
+    own = [(b"content-type", b"application/json"), *headers, *answer.headers]
     if answer.retry_after_s is not None:
         own.append((b"retry-after", str(answer.retry_after_s).encode()))
     if answer.dropped:

@@ -8,6 +8,7 @@ import msgspec
 
 from fairlead.api.prompt import Prompt
 from fairlead.api.spans import Span
+from fairlead.extproc.body import Body
 from fairlead.extproc.headers import Headers
 from fairlead.extproc.reuse import Shaped
 
@@ -18,7 +19,7 @@ class HttpRequest(msgspec.Struct, frozen=True, gc=False):
     path: str  # plain (`api.paths.plain_path`)
     headers: Headers
     id: bytes
-    body: bytes
+    body: Body
     subset: Collection[str] | None = None  # of endpoints; None: all
     can_hold: bool = True  # the gateway can hold the answer back for a judge
 

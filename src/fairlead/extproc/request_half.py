@@ -1,27 +1,34 @@
 """The request's messages: headers, the parts of the body, trailers.
 
-Every POST with a body is read, as any may name a model; other requests are picked on their headers. A short body is
-read and picked at once. The replies to a long one, and to a request that waits in the queue, come later.
+Every body is read, as any may name a model or carry what must be stripped (SGLang generates at a PUT too), but for
+those of methods whose body no engine reads; these are picked on their headers. A short body is read and picked at once.
+The replies to a long one, and to a request that waits in the queue, come later.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from fairlead.api import headers as names
 from fairlead.api import refusals
 from fairlead.api.paths import GENERATION_PATHS, plain_path
+from fairlead.edge.grpc.reading import Part
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
+from fairlead.extproc.body import Body, body_of
 from fairlead.extproc.body_reader import MOST_READ_S, BodyReader, ReaderLostError
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.models import models_answer
 from fairlead.extproc.pb.ext_proc_pb2 import BUFFERED, FULL_DUPLEX_STREAMED, ProcessingRequest
-from fairlead.extproc.pick import Prepared, prepare, question, read_here, read_inline
+from fairlead.extproc.pick import Pick, Prepared, Refused, prepare, question, read_here, read_inline
+from fairlead.extproc.prefilling import MOST_PREFILL_S, prefilled
 from fairlead.extproc.queued import join_queue, must_wait
+from fairlead.extproc.rated import paid
+from fairlead.extproc.reading import INLINE_BYTES
 from fairlead.extproc.request import HttpRequest
-from fairlead.extproc.routed import place_counted, routed, routed_unread
+from fairlead.extproc.routed import begun, place_counted, routed_unread
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
 OPEN_PATHS: Final = frozenset({"/health", "/ping"})  # without a key
 _MOST_WAITING_S: Final = 60.0
 _MARGIN_S: Final = 5.0  # by which Envoy waits longer than the queue holds a request: our answer must be the first
+_UNREAD_METHODS: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"CONNECT", b""})  # `gateway.routes` agrees
 _NO_BODY: Final = refusals.malformed("The request has no body; send JSON", None)
 
 
@@ -48,15 +56,16 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
             exchange.subset, exchange.is_test = selected, True
     exchange.request_id = headers.get(names.REQUEST_ID) or uuid.uuid4().hex.encode()
     path = headers.get(b":path", b"").decode("latin-1")
-    is_post, has_ended = headers.get(b":method") == b"POST", message.request_headers.end_of_stream
+    method, has_ended = headers.get(b":method", b""), message.request_headers.end_of_stream
+    is_post = method == b"POST"
     if not is_post and (answer := models_answer(path, services.router.pool)) is not None:
         return exchange.refuse(answer)
-    if is_post and body_mode in (BUFFERED, FULL_DUPLEX_STREAMED):
+    if method not in _UNREAD_METHODS and body_mode in (BUFFERED, FULL_DUPLEX_STREAMED):
         exchange.path = plain_path(path)
         if not has_ended:
             exchange.request_phase = "collecting"
             return () if exchange.request_duplex else (replies.REQUEST_HEADERS_OF_A_BODY,)
-        if exchange.path in GENERATION_PATHS:
+        if is_post and exchange.path in GENERATION_PATHS:
             return exchange.refuse(_NO_BODY)
     return routed_unread(exchange, path, has_ended=has_ended)
 
@@ -73,7 +82,7 @@ def may_ask(exchange: Exchange) -> bool:
 def on_body(exchange: Exchange, message: ProcessingRequest) -> Replies:
     part = message.request_body
     if exchange.request_phase == "collecting":
-        return collect(exchange, message, part.body, has_ended=part.end_of_stream)
+        return collect(exchange, message, (part.body,), has_ended=part.end_of_stream)
     if exchange.request_phase == "refused":
         return () if exchange.request_duplex else (replies.REQUEST_BODY,)
     if part.end_of_stream:
@@ -94,14 +103,17 @@ def on_trailers(exchange: Exchange, message: ProcessingRequest) -> Replies:
     return (replies.REQUEST_TRAILERS,)
 
 
-def collect(exchange: Exchange, message: ProcessingRequest | None, part: bytes, *, has_ended: bool) -> Replies:
-    """`message` is None where it is nothing but a part of the body."""
+def collect(
+    exchange: Exchange, message: ProcessingRequest | None, pieces: Sequence[Part], *, has_ended: bool
+) -> Replies:
+    """`message` is None where it has nothing but the pieces of the body."""
     services = exchange.services
-    exchange.body.append(part)  # before anything that could go wrong
-    exchange.body_bytes += len(part)
+    exchange.body += pieces  # before anything that could go wrong
+    part_bytes = sum(map(len, pieces))
+    exchange.body_bytes += part_bytes
     if exchange.body_bytes > services.max_body_bytes:
         return exchange.refuse(refusals.too_large(services.max_body_bytes))
-    held = services.held.take(len(part))
+    held = services.held.take(part_bytes, len(pieces))
     if not held:
         return exchange.refuse(refusals.too_many_bodies())
     exchange.held_bytes += held
@@ -125,7 +137,7 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
     services = exchange.services
     if message is not None:
         _read_subset(exchange, message)
-    body = exchange.body[0] if len(exchange.body) == 1 else b"".join(exchange.body)
+    body = body_of(exchange.body, INLINE_BYTES)
     request = HttpRequest(
         exchange.path,
         exchange.headers,
@@ -139,7 +151,7 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
         exchange.request_phase = "reading"
         exchange.held = _pick_later(exchange, services.reader, request, end_of_stream=end_of_stream)
         return _wait(exchange, _MOST_WAITING_S + MOST_READ_S)
-    prepared = prepare(services, request, read_here(services, request) if read is None else read)
+    prepared = _paid(exchange, prepare(services, request, read_here(services, request) if read is None else read))
     if (
         isinstance(prepared, Prepared)
         and services.waiting.is_on
@@ -147,11 +159,17 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
     ):
         exchange.request_phase = "reading"
         decided = join_queue(exchange, prepared, terms, end_of_stream=end_of_stream)
-        if decided.done():
-            return decided.result()
-        exchange.held = _result_of(decided)
-        return _wait(exchange, _MARGIN_S)
-    return routed(exchange, place_counted(exchange, prepared), body, end_of_stream=end_of_stream)
+        if not decided.done():
+            exchange.held = _decided_later(exchange, decided, body, end_of_stream=end_of_stream)
+            return _wait(exchange, _MARGIN_S)
+        began = decided.result()
+    else:
+        began = begun(exchange, place_counted(exchange, prepared), body, end_of_stream=end_of_stream)
+    if not isinstance(began, Pick):
+        return began
+    exchange.request_phase = "reading"
+    exchange.held = _prefilled(exchange, began, body, end_of_stream=end_of_stream)
+    return _wait(exchange, _MARGIN_S)
 
 
 async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpRequest, *, end_of_stream: bool) -> Replies:
@@ -161,24 +179,53 @@ async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpReque
         read = await reader.read(request.body, question(services, request))
         if exchange.request_phase != "reading":
             return ()
-        prepared = prepare(services, request, read)
+        prepared = _paid(exchange, prepare(services, request, read))
         if isinstance(prepared, Prepared) and services.waiting.is_on and (terms := must_wait(exchange, prepared)):
-            return await join_queue(exchange, prepared, terms, end_of_stream=end_of_stream)
-        return routed(exchange, place_counted(exchange, prepared), request.body, end_of_stream=end_of_stream)
+            began = await join_queue(exchange, prepared, terms, end_of_stream=end_of_stream)
+        else:
+            began = begun(exchange, place_counted(exchange, prepared), request.body, end_of_stream=end_of_stream)
+        if not isinstance(began, Pick):
+            return began
+        return await prefilled(exchange, began, request.body, end_of_stream=end_of_stream)
     except ReaderLostError:
         pass
     except Exception:  # an internal error; the body may carry anything, so it must not pass unread
         exchange.report_fault()
-    exchange.withdraw()
-    return exchange.refuse(refusals.unreadable()) if exchange.request_phase == "reading" else ()
+    return _given_up(exchange)
+
+
+def _paid(exchange: Exchange, prepared: Prepared | Refused) -> Prepared | Refused:
+    if not exchange.services.rates.is_on or isinstance(prepared, Refused):
+        return prepared
+    return paid(exchange, prepared) or prepared
 
 
 def _wait(exchange: Exchange, most_s: float) -> Replies:
     """The reply that makes Envoy wait, once for this message; in full duplex Envoy waits without being asked."""
     if exchange.request_duplex:
         return ()
+    if exchange.services.router.pool.prefilling:
+        most_s += MOST_PREFILL_S
     return (replies.wait(most_s + exchange.services.waiting.longest_wait_s),)
 
 
-async def _result_of(decided: asyncio.Future[Replies]) -> Replies:
-    return await decided
+async def _decided_later(
+    exchange: Exchange, decided: asyncio.Future[Replies | Pick], body: Body, *, end_of_stream: bool
+) -> Replies:
+    began = await decided
+    if not isinstance(began, Pick):
+        return began
+    return await _prefilled(exchange, began, body, end_of_stream=end_of_stream)
+
+
+async def _prefilled(exchange: Exchange, picked: Pick, body: Body, *, end_of_stream: bool) -> Replies:
+    try:
+        return await prefilled(exchange, picked, body, end_of_stream=end_of_stream)
+    except Exception:  # an internal error
+        exchange.report_fault()
+        return _given_up(exchange)
+
+
+def _given_up(exchange: Exchange) -> Replies:
+    exchange.withdraw()
+    return exchange.refuse(refusals.unreadable()) if exchange.request_phase == "reading" else ()

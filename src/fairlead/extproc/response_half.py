@@ -18,6 +18,7 @@ from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.observed import EVENT_STREAM, ObservedAnswer
 from fairlead.extproc.pb.ext_proc_pb2 import ProcessingRequest
 from fairlead.extproc.phases import UNSETTLED
+from fairlead.extproc.rated import told
 from fairlead.extproc.services import Services
 
 _HTTP_OK: Final = 200
@@ -47,6 +48,7 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
         if services.reports_served is None or served is not None:
             services.reports_served = served is not None
         in_flight.served(address, code or ABORTED_CODE, services.clock_s(), in_one_piece=in_one_piece)
+    limits = told(exchange)
     if has_ended:
         exchange.end()
     why = decision.why if address == decision.addresses[0] else "fallback"
@@ -58,11 +60,13 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
             picked.entry, h.read(message.response_headers.headers, HELD_HEADERS)
         ):
             exchange.response_phase = "held"
-            return (replies.held_response_headers(decision.model, shown, why, exchange.request_id, reuse),)
+            held = replies.held_response_headers(decision.model, shown, why, exchange.request_id, reuse)
+            return (replies.with_headers(held, limits) if limits else held,)
         if services.budget.open(in_flight.address, services.clock_s()):  # a sample, as far as the budget reaches
             exchange.observed = ObservedAnswer(picked, content_type, services.budget)
             observes = not exchange.response_duplex
         if not in_one_piece:
+            exchange.may_be_evicted()
             exchange.may_be_refusal = True
             observes = not exchange.response_duplex and (observes or _may_refuse_in_stream(services, address))
         if picked.renamed and picked.entry is None and _sees_answers(exchange):
@@ -71,6 +75,8 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
             )
             observes = not exchange.response_duplex and (observes or exchange.answer_model is not None)
     reply = replies.response_headers(decision.model, shown, why, exchange.request_id, observe=observes, reuse=reuse)
+    if limits:
+        reply = replies.with_headers(reply, limits)
     if exchange.answer_model is not None:
         reply = replies.without_length(reply)
     if services.config.gateway.test_endpoint_selection:

@@ -12,8 +12,10 @@ from fairlead.core.in_flight import InFlight
 from fairlead.core.policy import Refusal
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
+from fairlead.extproc.body import Body
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.pick import Pick, Prepared, Refused, asked_of, place
+from fairlead.extproc.rated import began
 from fairlead.extproc.request import HttpRequest
 
 
@@ -23,22 +25,42 @@ def place_counted(exchange: Exchange, prepared: Prepared | Refused, waited_s: fl
         return prepared
     services = exchange.services
     picked = place(services, prepared, waited_s)
-    if services.waiting.is_on and isinstance(picked, Pick):
-        exchange.engine_ms = services.admission.began(picked.in_flight)
+    if isinstance(picked, Pick):
+        if services.waiting.is_on:
+            exchange.engine_ms = services.admission.began(picked.in_flight)
+        if exchange.charge is not None:
+            began(exchange, picked)
     return picked
 
 
-def routed(exchange: Exchange, picked: Pick | Refused, body: bytes, *, end_of_stream: bool) -> Replies:
+def take(exchange: Exchange, picked: Pick) -> None:
+    """What it has taken is given back with the exchange from now on."""
+    exchange.in_flight, exchange.pick, exchange.route = picked.in_flight, picked, picked.route
+
+
+def begun(exchange: Exchange, picked: Pick | Refused, body: Body, *, end_of_stream: bool) -> Replies | Pick:
+    """The replies to a request that was read; or `picked`, where another endpoint computes its prompt first."""
+    if isinstance(picked, Pick) and picked.unsent is not None:
+        take(exchange, picked)
+        return picked
+    return routed(exchange, picked, body, end_of_stream=end_of_stream)
+
+
+def routed(exchange: Exchange, picked: Pick | Refused, body: Body, *, end_of_stream: bool) -> Replies:
     """A request whose whole body was read goes to the endpoint that was picked."""
     if isinstance(picked, Refused):
         return exchange.refuse(picked.answer, picked.route)
-    exchange.in_flight, exchange.pick, exchange.route = picked.in_flight, picked, picked.route
+    take(exchange, picked)
     destination, headers = _destination(exchange, picked.in_flight), _own_id(exchange)
     removed = h.forbidden_in(exchange.headers)
+    if picked.in_flight.from_elsewhere:
+        name, value = _prefill_header(picked.in_flight)
+        headers.append((name, value))
+        removed = [each for each in removed if each != name.decode()]
     made: Replies
     if exchange.request_duplex:
-        whole = body if picked.body is None else picked.body
-        streamed = replies.streamed_request_body(whole, end_of_stream=end_of_stream)
+        sent = body if picked.body is None else picked.body
+        streamed = replies.streamed_request_body(sent, end_of_stream=end_of_stream)
         trailers = () if end_of_stream else (replies.REQUEST_TRAILERS,)
         made = chain((replies.routed_headers(destination, headers, removed),), streamed, trailers)
     else:
@@ -78,6 +100,12 @@ def _destination(exchange: Exchange, in_flight: InFlight) -> str:
     # Past the end of a short list Envoy would go on with any engine, perhaps of another model: repeat the list.
     addresses, wanted = in_flight.decision.addresses, 1 + exchange.services.router.fallbacks
     return ",".join(addresses if len(addresses) == wanted else islice(cycle(addresses), wanted))
+
+
+def _prefill_header(in_flight: InFlight) -> replies.Header:
+    """Which endpoint the engine's proxy asks for the prompt; or that its KV waits for this one attempt."""
+    hop = in_flight.hop
+    return (names.PREFILLED, b"1") if hop is None else (names.PREFILLER, hop.address.encode())
 
 
 def _own_id(exchange: Exchange) -> list[replies.Header]:

@@ -13,6 +13,7 @@ from random import Random
 from typing import Literal
 
 from fairlead.admission.admission import Admission
+from fairlead.admission.rates import RateLimits
 from fairlead.config import Config
 from fairlead.core.budget import ObservationBudget
 from fairlead.core.calibration import Calibration
@@ -25,6 +26,7 @@ from fairlead.discovery import Discovery
 from fairlead.edge.statistics import EdgeStatistics
 from fairlead.engines.kv_following import KvFollowing
 from fairlead.engines.observer import Observers
+from fairlead.engines.remote_prefill import RemotePrefills
 from fairlead.extproc.body_reader import BodyReader
 from fairlead.extproc.cascade import RequestCascades
 from fairlead.extproc.client_keys import ClientKeys
@@ -54,6 +56,7 @@ class Services:
     cascades: RequestCascades
     observers: Observers
     kv_following: KvFollowing
+    prefills: RemotePrefills = field(default_factory=RemotePrefills)
     store: Store = field(default_factory=NoStore)
     log: DecisionLog | NoLog = field(default_factory=NoLog)
     tracer: Tracer | NoTracer = field(default_factory=NoTracer)
@@ -74,6 +77,7 @@ class Services:
     tenant_header: bytes = b""  # empty: all requests are of one tenant
     max_body_bytes: int
     waiting: WaitingRoom
+    rates: RateLimits = field(default_factory=RateLimits)
     reader: BodyReader | None = None  # of long bodies, in processes of its own; None: they are read here, others wait
     held: HeldBytes = field(default_factory=HeldBytes)
     edge: Callable[[], EdgeStatistics] | None = None  # None: the edge that runs keeps none

@@ -93,6 +93,11 @@ class WaitingRoom:
     def is_on(self) -> bool:
         return self.admission.rules is not None
 
+    @property
+    def evicts(self) -> bool:
+        rules = self.admission.rules
+        return rules is not None and rules.evicts_lower
+
     def use(self, rules: Rules | None, naming: Naming, longest_wait_s: float) -> None:
         """Put these in force. What waits keeps its place; without rules all of it goes on."""
         self.naming, self.longest_wait_s = naming, longest_wait_s

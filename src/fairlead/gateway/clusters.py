@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from fairlead.api.paths import MODELS
-from fairlead.config import Config
+from fairlead.config import Config, EndpointConfig
 from fairlead.dialects import dialect_called
 from fairlead.gateway.guard import models_of_blind_routes, name_the_model
 from fairlead.gateway.parts import (
+    BLIND_CLUSTER,
     DESTINATION,
     ENGINES_CLUSTER,
     MOST_BODY_BYTES,
@@ -38,22 +39,47 @@ def engines_cluster(config: Config) -> Part:
 
 
 def blind_clusters(config: Config) -> list[Part]:
-    """The engines of each model, and for each route those of its models: the first model with a healthy one serves."""
-    clusters = []
+    """For requests without advice: each model's engines, each route's models, and any engine.
+
+    The first that has a healthy engine serves. Last come the engines that the configuration lists: an Envoy that starts
+    while the sidecar is away has no others.
+    """
     policy = {"policies": [{"typed_extension_config": _least_requests()}]}
     models = models_of_blind_routes(config)
-    own = {listed[0]: name for name, listed in models.items() if name.startswith("model:")}
-    for name, listed in models.items():
-        if name in own.values():
-            cluster = _engines(config, name, listed[0], policy)
-        else:
-            cluster = _first_healthy(config, name, [own[model] for model in listed])
-        clusters.append(cluster)
+    own = {served[0]: name for name, served in models.items() if name.startswith("model:")}
+    clusters, firsts = [], {}
+    for model, name in own.items():
+        firsts[model] = f"followed:{name}" if lists_engines(config, model) else name
+        clusters.append(_engines(config, firsts[model], model, policy, service=name))
+    lasts = {model: f"listed:{name}" for model, name in own.items() if lists_engines(config, model)}
+    clusters += [_engines(config, last, model, policy, listed=True) for model, last in lasts.items()]
+    for name, served in models.items():
+        found = [firsts[model] for model in served] + [lasts[model] for model in served if model in lasts]
+        if found != [name]:
+            clusters.append(_first_healthy(config, name, found, [] if name in own.values() else name_the_model()))
+    if lists_engines(config):
+        clusters.append(_engines(config, "listed:engines", None, policy, listed=True))
+        clusters.append(_first_healthy(config, BLIND_CLUSTER, [ENGINES_CLUSTER, "listed:engines"], []))
     return clusters
 
 
-def _first_healthy(config: Config, name: str, clusters: list[str]) -> Part:
+def lists_engines(config: Config, model: str | None = None) -> bool:
+    """Whether the bootstrap can list engines, of `model` or any, that Envoy else has from the sidecar alone."""
+    listed = (each for each in answering(config) if model is None or each.model == model)
+    return config.gateway.endpoints == "eds" and any(listed)
+
+
+def answering(config: Config) -> list[EndpointConfig]:
+    """What Envoy may send a request to: not the endpoints that only compute prompts for others."""
+    return [each for each in config.pool.endpoints if each.role != "prefill"]
+
+
+def _first_healthy(config: Config, name: str, clusters: list[str], naming: list[Part]) -> Part:
+    """`naming`: filters that name the model of an attempt, where the clusters are of several."""
     aggregate = "envoy.extensions.clusters.aggregate.v3.ClusterConfig"
+    options: Part = {"@type": type_url(_HTTP_OPTIONS), "explicit_http_config": {"http_protocol_options": {}}}
+    if added := [*filters(config), *naming]:
+        options["http_filters"] = [*added, codec()]
     return {
         "name": name,
         "connect_timeout": seconds(CONNECT_TIMEOUT_MS),
@@ -64,19 +90,13 @@ def _first_healthy(config: Config, name: str, clusters: list[str]) -> Part:
             "typed_config": {"@type": type_url(aggregate), "clusters": clusters},
         },
         "circuit_breakers": _circuit_breakers(),
-        "typed_extension_protocol_options": {
-            _HTTP_OPTIONS: {
-                "@type": type_url(_HTTP_OPTIONS),
-                "explicit_http_config": {"http_protocol_options": {}},
-                "http_filters": [*filters(config), *name_the_model(), codec()],
-            }
-        },
+        "typed_extension_protocol_options": {_HTTP_OPTIONS: options},
     }
 
 
 def _listed(config: Config, name: str, model: str | None) -> Part:
     """Where a cluster of engines has its hosts from: the list of the configuration."""
-    listed = [each for each in config.pool.endpoints if model is None or each.model == model]
+    listed = [each for each in answering(config) if model is None or each.model == model]
     addresses = [each.address for each in listed]
     assignment = endpoints(name, addresses)
     for each, host in zip(listed, assignment["endpoints"][0]["lb_endpoints"], strict=True):
@@ -87,21 +107,23 @@ def _listed(config: Config, name: str, model: str | None) -> Part:
     return {**discovery(addresses), "load_assignment": assignment}
 
 
-def _followed() -> Part:
+def _followed(service: str) -> Part:
     """Where a cluster of engines has its hosts from: the sidecar, for as long as both live (`endpoint_discovery`).
 
     Without a sidecar Envoy keeps the hosts that it had, and one that starts then has none until the sidecar is there.
+    `service` is the cluster's name to the sidecar.
     """
     back_off = {"base_interval": seconds(250), "max_interval": seconds(1000)}  # defaults: 0.5 and 30 s
-    service = {"envoy_grpc": {"cluster_name": SIDECAR_CLUSTER, "retry_policy": {"retry_back_off": back_off}}}
-    source = {"api_type": "GRPC", "transport_api_version": "V3", "grpc_services": [service]}
+    sidecar = {"envoy_grpc": {"cluster_name": SIDECAR_CLUSTER, "retry_policy": {"retry_back_off": back_off}}}
+    source = {"api_type": "GRPC", "transport_api_version": "V3", "grpc_services": [sidecar]}
     fetched = {
         "resource_api_version": "V3",
         "initial_fetch_timeout": seconds(1000),  # default 15 s, in which Envoy does not listen
         "api_config_source": source,
     }
     # Without the last a host that was removed stays for as long as its health checks succeed.
-    return {"type": "EDS", "eds_cluster_config": {"eds_config": fetched}, "ignore_health_on_host_removal": True}
+    followed = {"eds_config": fetched, "service_name": service}
+    return {"type": "EDS", "eds_cluster_config": followed, "ignore_health_on_host_removal": True}
 
 
 def _health_path(config: Config, model: str | None) -> str:
@@ -111,12 +133,15 @@ def _health_path(config: Config, model: str | None) -> str:
     return paths.pop() if len(paths) == 1 and config.gateway.endpoints != "eds" else MODELS
 
 
-def _engines(config: Config, name: str, model: str | None, policy: Part) -> Part:
-    """`model`: whose engines these are; None: all."""
+def _engines(
+    config: Config, name: str, model: str | None, policy: Part, *, service: str = "", listed: bool = False
+) -> Part:
+    """`model`: whose engines these are; None: all. `listed`: those of the configuration, whatever the sidecar knows."""
     adding_keys = filters(config)
+    follows = config.gateway.endpoints == "eds" and not listed
     return {
         "name": name,
-        **(_followed() if config.gateway.endpoints == "eds" else _listed(config, name, model)),
+        **(_followed(service or name) if follows else _listed(config, name, model)),
         **sockets(config),
         "connect_timeout": seconds(CONNECT_TIMEOUT_MS),
         "per_connection_buffer_limit_bytes": config.gateway.max_body_bytes,

@@ -107,7 +107,7 @@ class EndpointDiscovery:
         return self._hosts
 
     def resource(self, cluster: str) -> bytes:
-        """The endpoints of `cluster`; none for one that has no engine now, as Envoy must hear of that too."""
+        """The endpoints of `cluster`; none for one that has no engine now, as Envoy must be sent that too."""
         return self._assignments.get(cluster) or _assignment(cluster, ())
 
     def pushed(self) -> None:
@@ -146,7 +146,7 @@ class Subscriber:
         try:
             request = pb.DiscoveryRequest.FromString(message)
         except DecodeError:
-            raise StatusError(Status.INTERNAL, "the message is no DiscoveryRequest") from None
+            raise StatusError(Status.INTERNAL, "the message is not a DiscoveryRequest") from None
         if request.type_url not in ("", TYPE_URL):
             raise StatusError(Status.INVALID_ARGUMENT, f"only {TYPE_URL} is served here")
         if len(request.resource_names) > _MOST_NAMES:
@@ -236,7 +236,6 @@ def _assignment(cluster: str, hosts: Sequence[Host]) -> bytes:
             added.health_status = pb.DRAINING  # it gets no blind request either
         for namespace, values in metadata(host.model, host.access).items():
             added.metadata.filter_metadata[namespace].update(values)
-    if cluster != ENGINES_CLUSTER and hosts:
-        # By default, a model with only half of its engines healthy loses some of its requests to the next model.
+    if hosts:  # by default, a model with only half of its engines healthy loses some of its requests to the next model
         assignment.policy.overprovisioning_factor.CopyFrom(UInt32Value(value=100 * len(hosts)))
     return assignment.SerializeToString(deterministic=True)

@@ -121,11 +121,11 @@ def _remove_gateway_headers(config: Config) -> Part:
 
 
 def _unvouched_priorities(config: Config) -> list[str]:
-    """Headers by which a client would choose its own place in the queue."""
+    """Headers by which a client would choose its own place in the queue, or another model."""
     admission = config.admission
     if admission is None or admission.vouched_by is not None:
         return []
-    return [name.decode() for name in (*headers.OBJECTIVE, *headers.FAIRNESS_ID)]
+    return [name.decode() for name in (*headers.OBJECTIVE, *headers.FAIRNESS_ID, *headers.MODEL_REWRITE)]
 
 
 def _refuse_large_bodies(config: Config, mode: Mode) -> list[Part]:

@@ -17,6 +17,7 @@ Mode = Literal["buffered", "full_duplex"]
 DESTINATION = headers.DESTINATION.decode()
 ENGINES_CLUSTER = "engines"
 SIDECAR_CLUSTER = "fairlead"
+BLIND_CLUSTER = "blind"  # all engines, for requests without advice
 
 # Envoy keeps buffer limits and HTTP/2 windows in 31 bits.
 MOST_BODY_BYTES = 2**31 - 1

@@ -11,6 +11,7 @@ from typing import Final
 from fairlead.api import headers
 from fairlead.config import Config
 from fairlead.gateway import paths
+from fairlead.gateway.clusters import lists_engines
 from fairlead.gateway.guard import (
     CLUSTER_HEADER,
     EVENTS_HEADER,
@@ -18,7 +19,7 @@ from fairlead.gateway.guard import (
     models_of_blind_routes,
     no_guard,
 )
-from fairlead.gateway.parts import DESTINATION, ENGINES_CLUSTER, Mode, Part, seconds, type_url
+from fairlead.gateway.parts import BLIND_CLUSTER, DESTINATION, ENGINES_CLUSTER, Mode, Part, seconds, type_url
 from fairlead.gateway.replies import envelope
 
 # A long answer that is not streamed sends nothing for minutes; a stream may pause while an engine is busy.
@@ -28,6 +29,12 @@ MOST_BLIND_RETRIES: Final = 7
 _FAILURES: Final = "5xx,reset,connect-failure,refused-stream"
 _QUEUE_FULL: Final = 429  # of one engine; the client gets it when every engine that was tried is full
 _ATTEMPTS_AT_A_MODEL: Final = 2  # for each model of a route, before the next model is tried
+
+# What the sidecar reads: no engine reads the body of a GET, and that of an upgrade has no end.
+_WITH_A_BODY: Final[tuple[Part, ...]] = (
+    {"name": ":method", "string_match": {"safe_regex": {"regex": "POST|PUT|PATCH|DELETE"}}},
+    {"name": "upgrade", "present_match": True, "invert_match": True},
+)
 
 BUFFER: Final = "envoy.filters.http.buffer"
 PROCESSOR: Final = "envoy.filters.http.ext_proc"
@@ -47,6 +54,7 @@ def routes(config: Config, mode: Mode) -> Part:
                     headers.INNER.decode(),
                     CLUSTER_HEADER,
                     EVENTS_HEADER,
+                    *([headers.PREFILLED.decode()] if splits(config) else []),
                 ],
                 "routes": _routes(config, mode),
             }
@@ -61,13 +69,17 @@ def _routes(config: Config, mode: Mode) -> list[Part]:
     down_the_list = _retry_down_the_list(0 if mode == "full_duplex" else config.gateway.fallbacks)
     others = MOST_BLIND_RETRIES if config.gateway.endpoints == "eds" else len(config.pool.endpoints) - 1
     elsewhere = _retry_elsewhere(min(others, MOST_BLIND_RETRIES))
-    read = _to_engines("chosen", _match(paths.read_by_the_sidecar(), chosen), down_the_list)
+    read = _to_engines("chosen", _match(paths.read_by_the_sidecar(), chosen, *_WITH_A_BODY), down_the_list)
     read["typed_per_filter_config"] = no_guard()
     found = [_nowhere("two readings", _match(paths.TWO_READINGS))]
     if config.cascades():
-        streamed = _match(paths.read_by_the_sidecar(), {"name": EVENTS_HEADER, "present_match": True})
+        streamed = _match(paths.read_by_the_sidecar(), {"name": EVENTS_HEADER, "present_match": True}, *_WITH_A_BODY)
         found.append(_to_engines("chosen, a cascade as a stream", streamed, down_the_list))
         found[-1]["typed_per_filter_config"] = no_guard() | makes_events()
+    if splits(config):
+        prefilled = _match(paths.read_by_the_sidecar(), {"name": headers.PREFILLED.decode(), "present_match": True})
+        found.append(_to_engines("chosen, prefilled elsewhere", prefilled, _retry_unsent(config.gateway.fallbacks)))
+        found[-1]["typed_per_filter_config"] = no_guard()
     found.append(read)
     found.append(_to_engines("chosen, unread", _match(allowed, chosen), down_the_list))
     if models_of_blind_routes(config):
@@ -77,13 +89,20 @@ def _routes(config: Config, mode: Mode) -> list[Part]:
         next_model = _retry_at_the_next_model()
         found.append(_to_engines("blind, of a route", _match(allowed, of_a_route), next_model, by_header=True))
     found.append(_to_engines("blind", _match(allowed), elsewhere))
+    if lists_engines(config):
+        found[-1]["route"]["cluster"] = BLIND_CLUSTER
     found.append(_nowhere("not allowed", {"prefix": "/"}))
     return found
 
 
-def _match(path: str, header: Part | None = None) -> Part:
+def splits(config: Config) -> bool:
+    """Whether one engine may compute a prompt that another decodes; what is discovered may have roles."""
+    return config.discovery.is_used or any(each.role != "both" for each in config.pool.endpoints)
+
+
+def _match(path: str, *headers: Part) -> Part:
     match: Part = {"safe_regex": {"regex": path}}
-    return match if header is None else match | {"headers": [header]}
+    return match | {"headers": list(headers)} if headers else match
 
 
 def _to_engines(name: str, match: Part, retry_policy: Part | None, *, by_header: bool = False) -> Part:
@@ -129,6 +148,13 @@ def _retry_down_the_list(fallbacks: int) -> Part | None:
         "num_retries": fallbacks,
         "retry_back_off": _back_off(base_ms=25),
     }
+
+
+def _retry_unsent(fallbacks: int) -> Part | None:
+    """An engine fetches KV once: a second that fetches it later may read what is in its place by then."""
+    if fallbacks == 0:
+        return None
+    return {"retry_on": "connect-failure", "num_retries": fallbacks, "retry_back_off": _back_off(base_ms=25)}
 
 
 def _retry_elsewhere(retries: int) -> Part | None:

@@ -111,5 +111,5 @@ class Commands:
         endpoint = self._router.pool.by_address.get(address)
         if endpoint is None:
             known = ", ".join(sorted(self._router.pool.by_address)[:8])
-            raise RefusedError(f"{address} is no endpoint of the pool; known are: {known}")
+            raise RefusedError(f"{address} is not an endpoint of the pool; known addresses: {known}")
         return endpoint

@@ -81,9 +81,12 @@ class Mover:
     def under_way(self) -> int:
         return len(self._copies)
 
-    def offer(self, move: Move, request: RequestFacts, path: str, body: bytes) -> None:
-        """Begin the copy for `move`, which `request` caused. Never waits and never raises."""
-        if len(body) > MOST_BODY_BYTES:
+    def offer(self, move: Move, request: RequestFacts, path: str, body: bytes | None) -> None:
+        """Begin the copy for `move`, which `request` caused. Never waits and never raises.
+
+        `body` may be None where it is longer than MOST_BODY_BYTES, which is too long to keep.
+        """
+        if body is None or len(body) > MOST_BODY_BYTES:
             self._drop(move, "too_large")
             return
         copy = asyncio.create_task(self._copy(move, request, path, body), name=f"copy {move.source} {move.target}")

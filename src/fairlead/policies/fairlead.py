@@ -4,6 +4,7 @@ cost = (rtt_weight * rtt
         + prefill_ms_per_token * uncached * (1 + evict_weight + crowd_weight * least in-flight of all candidates
                                                + stall_weight * decoding)
         + prefill_ms_per_token * queue_weight * pending
+        + adapter_weight * (wait for a slot + load, which counts as prefill that takes as long)
         + decode_ms_per_token * (output + batch_weight * batch_slowdown * in-flight
                                           * (output + max(0, least_answer_tokens - usual answer)))
        ) / Q * penalty^attempts
@@ -24,7 +25,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.core.candidates import Candidate, Standing
-from fairlead.core.cost import CostTerms, Prices, cost_factor, latency_terms
+from fairlead.core.cost import CostTerms, Prices, adapter_ms, cost_factor, latency_terms
 from fairlead.core.facts import RequestFacts
 from fairlead.core.policy import Ranking
 from fairlead.core.ranking import in_order
@@ -40,22 +41,23 @@ class Fairlead(Rule, frozen=True):
     evict_weight: Annotated[float, Meta(ge=0)] = 0.0
     batch_weight: Annotated[float, Meta(ge=0)] = 2.0
     least_answer_tokens: Annotated[float, Meta(ge=0)] = 128.0
+    adapter_weight: Annotated[float, Meta(ge=0)] = 1.0  # of loading an adapter, for requests that name one
     tie_ms: Annotated[float, Meta(ge=0)] = 2.0  # costs this close, or within the spread of measured round trips, tie
     retry_penalty: Annotated[float, Meta(ge=1, le=1e6)] = 1000.0  # a model that failed at temperature 0 fails again
 
     def prices(self, at: Candidate | Standing) -> Prices:
         """What each unit costs at one candidate, in ms. The formula is written only here."""
         prefill_ms, decode_ms = at.prefill_ms_per_token, at.decode_ms_per_token
-        beside = self.batch_weight * at.batch_slowdown * at.inflight_requests
+        alongside = self.batch_weight * at.batch_slowdown * at.inflight_requests
         queue_ms = prefill_ms * self.queue_weight * at.pending_prefill_tokens
         if at.answer_tokens < self.least_answer_tokens:
-            queue_ms += decode_ms * beside * (self.least_answer_tokens - at.answer_tokens)
+            queue_ms += decode_ms * alongside * (self.least_answer_tokens - at.answer_tokens)
         return (
             self.rtt_weight * at.rtt_ms,
             queue_ms,
             prefill_ms * (1 + self.evict_weight + self.stall_weight * at.decoding_requests),
             prefill_ms * self.crowd_weight,
-            decode_ms * (1 + beside),
+            decode_ms * (1 + alongside),
             self.rtt_weight * at.rtt_spread_ms,
         )
 
@@ -63,12 +65,22 @@ class Fairlead(Rule, frozen=True):
         """Network, prefill, queue and decoding at one candidate, in ms."""
         return latency_terms(self.prices(c), c.uncached_tokens, c.least_inflight_requests, c.output_tokens)
 
+    def adapter_ms(self, c: Candidate) -> float:
+        """Of a request for an adapter that has no slot at this candidate; 0 for any other."""
+        if c.adapter is None:
+            return 0.0
+        _, _, prefill, contention, _, _ = self.prices(c)
+        return self.adapter_weight * adapter_ms(c.adapter, prefill + c.least_inflight_requests * contention)
+
     def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:
         prices, penalty, least = self.prices, self.retry_penalty, candidates[0].least_inflight_requests
         costs_ms, spreads_ms = [], []
         for c in candidates:
             network, queue, prefill, contention, decode, spread = prices(c)  # added up as in `core.cost.costs_ms`
-            latency = network + queue + c.uncached_tokens * (prefill + least * contention) + c.output_tokens * decode
+            fixed = network + queue
+            if c.adapter is not None:
+                fixed += self.adapter_ms(c)
+            latency = fixed + c.uncached_tokens * (prefill + least * contention) + c.output_tokens * decode
             costs_ms.append(latency * cost_factor(c.success_probability, penalty, c.attempts))
             spreads_ms.append(spread / c.success_probability)
         order = in_order(candidates, costs_ms, tie_width=self.tie_ms, spreads=spreads_ms if any(spreads_ms) else None)
@@ -76,5 +88,9 @@ class Fairlead(Rule, frozen=True):
 
     def explain(self, candidate: Candidate) -> CostTerms:
         return CostTerms(
-            *self.latency_terms(candidate), candidate.success_probability, candidate.attempts, self.retry_penalty
+            *self.latency_terms(candidate),
+            candidate.success_probability,
+            candidate.attempts,
+            self.retry_penalty,
+            self.adapter_ms(candidate),
         )

@@ -81,7 +81,7 @@ def build_policy(name: str, parameters: Mapping[str, Any]) -> Policy:
     if rule is None:
         near = get_close_matches(name, policy_names(), n=1)
         hint = f'; did you mean "{near[0]}"?' if near else "."
-        raise PolicyError("name", f'no policy is called "{name}"{hint} Known are: {", ".join(policy_names())}')
+        raise PolicyError("name", f'no policy is called "{name}"{hint} Known names: {", ".join(policy_names())}')
     try:
         return msgspec.convert(dict(parameters), rule)  # type: ignore[return-value]  # every Rule ranks
     except msgspec.ValidationError as error:

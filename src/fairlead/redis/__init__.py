@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
+from fairlead.admission.admission import Admission
+from fairlead.admission.rates import RateLimits
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.load import Load
 from fairlead.core.migration import Planner
@@ -85,13 +87,23 @@ def open_store(
     apply: Callable[[str, Load], None],
     planner: Planner,
     index: PrefixIndex,
+    rates: RateLimits,
+    admission: Admission,
     clock_s: Callable[[], float],
 ) -> Store:
     """The store at `url`, not yet started. Raises UserError where the library for Redis is not installed."""
     if url == MEMORY:
         return NoStore()
     return _shared_store()(
-        url, table=table, endpoints=endpoints, apply=apply, planner=planner, index=index, clock_s=clock_s
+        url,
+        table=table,
+        endpoints=endpoints,
+        apply=apply,
+        planner=planner,
+        index=index,
+        rates=rates,
+        admission=admission,
+        clock_s=clock_s,
     )
 
 

@@ -28,14 +28,14 @@ _EXPIRY_CHECK_S: Final = 0.1
 _NAME_BYTES: Final = 8
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True):
+class _LoadMessage(msgspec.Struct, frozen=True, array_like=True):
     """Messages of a sidecar are ordered by `number`. Without `loads`, the sidecar has left."""
 
     number: int
     loads: dict[str, Load] | None
 
 
-_decoder = msgspec.msgpack.Decoder(_Message)
+_decoder = msgspec.msgpack.Decoder(_LoadMessage)
 
 
 class SharedLoad:
@@ -107,7 +107,7 @@ class SharedLoad:
 
     async def _publish(self, redis: Redis, loads: dict[str, Load] | None) -> None:
         self.sent += 1
-        message = self._name + msgspec.msgpack.encode(_Message(self.sent, loads))
+        message = self._name + msgspec.msgpack.encode(_LoadMessage(self.sent, loads))
         await answered(redis.publish(self.channel, message))
 
     def _expire(self) -> None:

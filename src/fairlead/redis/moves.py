@@ -30,7 +30,7 @@ _MOST_SCANS: Final = 20_000
 _LONGEST_ADDRESS: Final = 300
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True):
+class _MoveMessage(msgspec.Struct, frozen=True, array_like=True):
     session: bytes
     source: str
     target: str
@@ -38,11 +38,11 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Pending(NamedTuple):
-    message: _Message
+    message: _MoveMessage
     until_s: float
 
 
-_decoder = msgspec.msgpack.Decoder(_Message)
+_decoder = msgspec.msgpack.Decoder(_MoveMessage)
 _DECIDED_WITHIN_S: Final = 10.0
 
 
@@ -73,7 +73,7 @@ class SharedMoves:
 
     def made(self, session: bytes, source: str, target: str, chain: Sequence[int]) -> None:
         """A move of this sidecar was made; called on the request path."""
-        message = _Message(session, source, target, list(chain[:MOST_HASHES]))
+        message = _MoveMessage(session, source, target, list(chain[:MOST_HASHES]))
         self._pending.append(_Pending(message, self._clock_s() + _DECIDED_WITHIN_S))
 
     def received(self, message: bytes) -> None:
@@ -130,7 +130,7 @@ class SharedMoves:
         if not self._put(move):
             self._early.append(_Pending(move, self._clock_s() + _DECIDED_WITHIN_S))
 
-    def _put(self, move: _Message) -> bool:
+    def _put(self, move: _MoveMessage) -> bool:
         if not self._table.learn_move(move.session, move.source, move.target, self._clock_s()):
             return False
         self._index.insert(move.chain, move.target, self._clock_s())

@@ -1,4 +1,4 @@
-"""What sidecars share over one Redis, under one owner: session bindings, moves, drains and each other's load."""
+"""What sidecars share over one Redis, under one owner: bindings, moves, drains, load, and what tenants were given."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from fairlead.addresses import without_password
+from fairlead.admission.admission import Admission
+from fairlead.admission.rates import RateLimits
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.load import Load
 from fairlead.core.migration import Planner
@@ -17,11 +19,12 @@ from fairlead.redis.link import RedisLink
 from fairlead.redis.load import SharedLoad
 from fairlead.redis.moves import SharedMoves
 from fairlead.redis.sessions import RedisSessions
+from fairlead.redis.tenants import SharedTenants
 
 
 class SharedStore:
     """What `table` binds, `planner` moves and drains and `endpoints()` have in flight is shared; `apply(address, load)`
-    gets what others have, `index` what they moved.
+    gets what others have, `index` what they moved, `rates` and `admission` what they gave to tenants.
 
     `start` returns at once and nothing here ever makes a request wait; `stop` writes what is pending.
     """
@@ -35,6 +38,8 @@ class SharedStore:
         apply: Callable[[str, Load], None],
         planner: Planner,
         index: PrefixIndex,
+        rates: RateLimits,
+        admission: Admission,
         clock_s: Callable[[], float],
     ) -> None:
         database = int(urlsplit(without_password(url)).path.strip("/") or 0)
@@ -43,7 +48,8 @@ class SharedStore:
         self.moves = SharedMoves(table, index, self.sessions.waits, database, clock_s)
         planner.on_move = self.moves.made
         self.drains = SharedDrains(planner.draining, lambda: {e.address for e in endpoints()}, database, clock_s)
-        self.link = RedisLink(url, (self.sessions, self.moves, self.drains, self.load))
+        self.tenants = SharedTenants(rates, admission, lambda: self.load.peers.count, database, clock_s)
+        self.link = RedisLink(url, (self.sessions, self.moves, self.drains, self.load, self.tenants))
 
     def start(self) -> None:
         self.link.start()
@@ -70,7 +76,11 @@ class SharedStore:
                 "bindings_conflicting": sessions.conflicts,
                 "bindings_dropped": sessions.dropped,
                 "bindings_learned": sessions.learned,
-                "malformed": sessions.malformed + load.malformed + self.moves.malformed + self.drains.malformed,
+                "malformed": sessions.malformed
+                + load.malformed
+                + self.moves.malformed
+                + self.drains.malformed
+                + self.tenants.malformed,
                 "loads_sent": load.sent,
                 "loads_received": load.received_loads,
             },

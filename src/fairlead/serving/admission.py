@@ -1,4 +1,4 @@
-"""The admission section of the configuration, as the rules of the waiting queue."""
+"""The sections `admission` and `rate_limits` of the configuration, as the rules of the queue and of the buckets."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Final
 
 from fairlead.admission.admission import Rules
 from fairlead.admission.limits import BandRules, Limits, QueueRules
+from fairlead.admission.rates import Rate, RateRules
 from fairlead.api import headers as names
 from fairlead.config import Admission, Config
 from fairlead.config.admission import Objective, usual_share
+from fairlead.config.rate_limits import ANY_TENANT, RateLimit, RateLimits
 from fairlead.core.objective import Slo
 from fairlead.extproc.waiting_room import Naming
 
@@ -42,7 +44,24 @@ def rules_of(admission: Admission | None, objectives: Objectives | None = None) 
             longest_wait_s=admission.max_wait_s,
         )
     limits = Limits(requests=admission.max_requests, bytes=admission.max_bytes)
-    return Rules(QueueRules(limits=limits, bands=bands, aging_s=admission.aging_s), admission.begin_within_ms)
+    queue = QueueRules(limits=limits, bands=bands, aging_s=admission.aging_s)
+    return Rules(queue, admission.begin_within_ms, evicts_lower=admission.evict == "lower")
+
+
+def rate_rules_of(limits: RateLimits | None) -> RateRules | None:
+    """None: nobody is limited."""
+    if limits is None:
+        return None
+    rates = {name: _rate_of(limit) for name, limit in limits.tenants.items()}
+    others = rates.pop(ANY_TENANT, None)
+    return RateRules({name.encode(): rate for name, rate in rates.items()}, others, limits.sidecars)
+
+
+def _rate_of(limit: RateLimit) -> Rate:
+    return Rate(
+        inf if limit.tokens is None else limit.tokens,
+        inf if limit.engine_ms is None else limit.engine_ms,
+    )
 
 
 def _slo_of(objective: Objective) -> Slo:
@@ -81,13 +100,13 @@ def naming_of(config: Config, objectives: Objectives | None = None) -> Naming:
     namespace must not redefine what the operator of this sidecar has written, with its limits.
     """
     admission = config.admission
+    tenant = () if config.tenants.header is None else (config.tenants.header.lower().encode(),)
     if admission is None:
-        return Naming()
+        return Naming(tenant_headers=tenant)
     own_levels = {name: priority.level for name, priority in admission.priorities.items()}
     levels = dict(objectives or {}) | own_levels
-    vouched = admission.vouched_by is not None
+    vouched = config.believes_gateway
     own: tuple[bytes, ...] = () if admission.header is None else (admission.header.lower().encode(),)
-    tenant = () if config.tenants.header is None else (config.tenants.header.lower().encode(),)
     return Naming(
         levels={name.encode(): level for name, level in levels.items()},
         default=0 if admission.default is None else own_levels[admission.default],

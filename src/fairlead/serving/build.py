@@ -11,6 +11,7 @@ from random import Random
 
 from fairlead.addresses import host_and_port
 from fairlead.admission.admission import Admission
+from fairlead.admission.rates import RateLimits
 from fairlead.cascade.counts import CascadeCounts
 from fairlead.cascade.escalation import Escalation
 from fairlead.config import Config
@@ -57,6 +58,7 @@ def build(config: Config, folder: Path) -> Services:
         if endpoint is not None:
             endpoint.peers_reported(load)
 
+    rates, admission = RateLimits(), Admission(router)
     store = open_store(
         sessions.store,
         table=router.sessions,
@@ -64,6 +66,8 @@ def build(config: Config, folder: Path) -> Services:
         apply=peers_report,
         planner=router.planner,
         index=router.index,
+        rates=rates,
+        admission=admission,
         clock_s=clock_s,
     )
     escalation = Escalation(
@@ -89,7 +93,8 @@ def build(config: Config, folder: Path) -> Services:
         tenant_header=tenant_header.encode(),
         max_body_bytes=config.gateway.max_body_bytes,
         recorder=recorder,
-        waiting=WaitingRoom(Admission(router), clock_s, recorder.background_failed),
+        waiting=WaitingRoom(admission, clock_s, recorder.background_failed),
+        rates=rates,
         reader=BodyReader(),
         held=HeldBytes(most_held_bytes(config)),
     )

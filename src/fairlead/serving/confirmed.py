@@ -19,7 +19,8 @@ log = structlog.get_logger("fairlead")
 def withhold_unconfirmed(services: Services) -> None:
     """Withhold what an Envoy that follows has been sent and has not accepted yet, and nothing that it has."""
     for endpoint in services.router.pool.endpoints:
-        endpoint.health.withhold(UNCONFIRMED, active=not services.envoys.knows(endpoint.address))
+        is_behind_it = endpoint.spec.role != "prefill"
+        endpoint.health.withhold(UNCONFIRMED, active=is_behind_it and not services.envoys.knows(endpoint.address))
 
 
 class _Pause:

@@ -32,7 +32,7 @@ from fairlead.extproc.services import Services
 from fairlead.gateway import EndpointDiscovery, Host
 from fairlead.policies import build_policy
 from fairlead.serving.access import check_access
-from fairlead.serving.admission import MOST_LEVELS, bounded, longest_wait_s, naming_of, rules_of
+from fairlead.serving.admission import MOST_LEVELS, bounded, longest_wait_s, naming_of, rate_rules_of, rules_of
 from fairlead.serving.build import most_held_bytes, url_of_gateway
 from fairlead.serving.confirmed import withhold_unconfirmed
 from fairlead.serving.membership import Member, Membership
@@ -189,7 +189,9 @@ class InForce:
         if services.pool_is_known:
             self.known.set()
             services.envoys.publish(
-                Host(e.address, e.model, DRAINING in e.health.withheld, e.spec.access) for e in pool.endpoints
+                Host(e.address, e.model, DRAINING in e.health.withheld, e.spec.access)
+                for e in pool.endpoints
+                if e.spec.role != "prefill"
             )
         withhold_unconfirmed(services)
         found = services.discovery.rules()
@@ -200,14 +202,17 @@ class InForce:
         services.rewrites = found.rewrites.under(config.splits(), config.routes)
         rules = rules_of(config.admission, objectives)
         services.waiting.use(rules, naming_of(config, objectives), longest_wait_s(rules))
-        services.mover.bootstraps = _bootstraps(config, pool)
+        services.rates.use(rate_rules_of(config.rate_limits), services.clock_s())
+        services.mover.bootstraps = services.prefills.bootstraps = _bootstraps(config, pool)
+        services.prefills.accesses = {endpoint.address: endpoint.spec.access for endpoint in pool.endpoints}
         services.learner.forget_all_but(pool.endpoints)
         services.learner.apply(pool.endpoints)
         services.budget.forget_all_but(pool.by_address)
         if gone:
             services.recorder.forget_all_but(pool.by_address)
+            router.answered.forget(gone)
         for address in gone:
-            router.index.forget(address)
+            router.index.remove(address)
             router.sessions.forget_endpoint(address)
             router.planner.forget(address)
         for endpoint in pool.endpoints:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import structlog
 
 from fairlead.addresses import host_and_port, is_ip
-from fairlead.config import Config, ConfigError
+from fairlead.config import Config, ConfigError, KvTransfer, ModelConfig
 from fairlead.core.capability import NEUTRAL, Capability, CapabilityFile, parse_capability_file
 from fairlead.core.endpoint import Endpoint, EndpointSpec
 from fairlead.core.health import DRAINING, LEAVING
@@ -18,6 +19,9 @@ from fairlead.core.pool import Pool
 from fairlead.core.splits import NO_REWRITES, Rewrites
 from fairlead.errors import UserError
 from fairlead.serving.membership import Member
+
+_USUAL_KV_BYTES = 131_072  # of a token: 32 layers with 8 heads of 128, keys and values in 16 bits, as an 8B Llama has
+_USUAL_MEGABYTES_PER_S = 1250.0  # a network of 10 Gbit/s
 
 log = structlog.get_logger("fairlead")
 
@@ -46,7 +50,7 @@ def make_pool(
         raise ConfigError("\n".join(str(config.located(mistake)) for mistake in mistakes))
     specs = []
     for configured, address in zip(config.pool.endpoints, addresses, strict=True):
-        model = config.model(configured.model)
+        model, transfer = config.model(configured.model), configured.kv_transfer
         spec = EndpointSpec(
             address=address,
             model=configured.model,
@@ -56,13 +60,19 @@ def make_pool(
             capability=capabilities[configured.model],
             region=configured.region,
             engine=configured.engine,
-            kv_connector=configured.kv_transfer.connector if configured.kv_transfer is not None else "",
+            kv_connector=transfer.connector if transfer is not None else "",
+            role=configured.role,
+            transfer_ms_per_token=_transfer_ms_per_token(model, transfer),
             access=config.pool.access(configured.model, configured),
         )
         specs.append(spec)
     specs += _discovered(config, folder, members, capabilities, set(addresses))
     stay = current.by_address if current is not None else {}
     endpoints = [_kept(stay.get(spec.address), spec) for spec in specs]
+    at_work = {endpoint.model for endpoint in stay.values() if endpoint.answered_s > -inf}
+    for endpoint in endpoints:
+        if endpoint.address not in stay and endpoint.model in at_work:
+            endpoint.warm_in.begin()
     found = {member.found.address: member for member in members if member.found.address not in addresses}
     for endpoint in endpoints:
         member = found.get(endpoint.address)
@@ -110,8 +120,16 @@ def _discovered(
             capability=capabilities[key],
             region=found.region,
             engine=found.engine or member.serves.engine,
+            kv_connector=found.kv_connector,
+            role=found.role,
+            transfer_ms_per_token=_transfer_ms_per_token(model, None),
             access=config.pool.access(name),
         )
+
+
+def _transfer_ms_per_token(model: ModelConfig, transfer: KvTransfer | None) -> float:
+    bytes_per_token = model.kv_bytes_per_token or _USUAL_KV_BYTES
+    return bytes_per_token / (_USUAL_MEGABYTES_PER_S if transfer is None else transfer.megabytes_per_s) / 1e3
 
 
 def _kept(known: Endpoint | None, spec: EndpointSpec) -> Endpoint:

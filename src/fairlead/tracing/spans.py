@@ -10,25 +10,26 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from fairlead.core.moves import describe_move
-from fairlead.tracing.traced import Traced
+from fairlead.core.policy import Ended
+from fairlead.tracing.context import TraceContext
 
 _SHOWN_BYTES: Final = 64
 _FAILED_CODE: Final = 500
 Value = str | int | float
 
 
-def spans(traced: Traced, unix_s: float) -> list[Span]:
+def spans(ended: Ended, parent: TraceContext | None, unix_s: float) -> list[Span]:
     """`unix_s` is the Unix time at which the router's clock was 0. Follows the GenAI conventions where they have names.
 
     Source: github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai.
     """
-    decision, outcome, parent = traced.decision, traced.outcome, traced.parent
+    decision, outcome = ended.decision, ended.outcome
     trace_id = os.urandom(16) if parent is None else parent.trace_id
-    whole = _span("fairlead.request", trace_id, b"" if parent is None else parent.span_id, _request(traced))
-    decide = _span("fairlead.decide", trace_id, whole.span_id, _decision(traced))
-    engine = _span("fairlead.engine", trace_id, whole.span_id, {"server.address": traced.address})
-    begun, decided, ended = (_ns(unix_s + at_s) for at_s in (traced.begun_s, decision.decided_s, traced.ended_s))
-    for span, start, end in ((whole, begun, ended), (decide, begun, decided), (engine, decided, ended)):
+    whole = _span("fairlead.request", trace_id, b"" if parent is None else parent.span_id, _request(ended))
+    decide = _span("fairlead.decide", trace_id, whole.span_id, _decision(ended))
+    engine = _span("fairlead.engine", trace_id, whole.span_id, {"server.address": ended.address})
+    begin_ns, decided_ns, end_ns = (_ns(unix_s + at_s) for at_s in (ended.begun_s, decision.decided_s, ended.ended_s))
+    for span, start, end in ((whole, begin_ns, end_ns), (decide, begin_ns, decided_ns), (engine, decided_ns, end_ns)):
         span.start_time_unix_nano, span.end_time_unix_nano = start, max(start, end)
     if outcome.first_token_ms is not None:
         at = _ns(unix_s + decision.decided_s + outcome.first_token_ms / 1e3)
@@ -40,22 +41,22 @@ def spans(traced: Traced, unix_s: float) -> list[Span]:
     return [whole, decide, engine]
 
 
-def _request(traced: Traced) -> Mapping[str, Value | None]:
-    outcome = traced.outcome
+def _request(ended: Ended) -> Mapping[str, Value | None]:
+    outcome = ended.outcome
     return {
-        "gen_ai.request.model": (traced.request.model or "")[:_SHOWN_BYTES],
-        "gen_ai.response.model": traced.decision.model,
+        "gen_ai.request.model": (ended.request.model or "")[:_SHOWN_BYTES],
+        "gen_ai.response.model": ended.decision.model,
         "gen_ai.usage.input_tokens": outcome.prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": outcome.cached_tokens,
         "gen_ai.usage.output_tokens": outcome.completion_tokens,
         "gen_ai.response.time_to_first_chunk": None if outcome.first_token_ms is None else outcome.first_token_ms / 1e3,
         "http.response.status_code": outcome.code,
-        "fairlead.request_id": traced.request_id[:_SHOWN_BYTES].decode("latin-1"),
+        "fairlead.request_id": ended.request_id[:_SHOWN_BYTES].decode("latin-1"),
     }
 
 
-def _decision(traced: Traced) -> Mapping[str, Value | None]:
-    decision, request = traced.decision, traced.request
+def _decision(ended: Ended) -> Mapping[str, Value | None]:
+    decision, request = ended.decision, ended.request
     shown: dict[str, Value | None] = {
         "fairlead.policy": type(decision.policy).__name__,
         "fairlead.why": decision.why,
@@ -65,7 +66,7 @@ def _decision(traced: Traced) -> Mapping[str, Value | None]:
         "fairlead.cached_tokens": decision.cached_tokens,
         "fairlead.endpoints": ",".join(decision.addresses),
         "fairlead.migration": describe_move(decision.migration) or None,
-        "fairlead.waited_ms": traced.waited_ms,
+        "fairlead.waited_ms": ended.waited_ms,
     }
     terms = decision.terms(decision.best[0]) if decision.best else None
     if terms is not None:
@@ -74,6 +75,7 @@ def _decision(traced: Traced) -> Mapping[str, Value | None]:
             "fairlead.cost.prefill_ms": terms.prefill_ms,
             "fairlead.cost.queue_ms": terms.queue_ms,
             "fairlead.cost.decode_ms": terms.decode_ms,
+            "fairlead.cost.adapter_ms": terms.adapter_ms,
             "fairlead.cost.success_probability": terms.success_probability,
             "fairlead.cost.total_ms": terms.total_ms(),
         }

@@ -18,10 +18,8 @@ import aiohttp
 import structlog
 
 from fairlead import __version__
-from fairlead.core.facts import RequestFacts
-from fairlead.core.policy import Decision, Outcome
-from fairlead.tracing.context import read_traceparent
-from fairlead.tracing.traced import Traced
+from fairlead.core.policy import Ended
+from fairlead.tracing.context import TraceContext, read_traceparent
 
 MOST_WAITING: Final = 2048  # requests
 _SENT_AT_ONCE: Final = 256  # requests
@@ -46,34 +44,21 @@ class Tracer:
         self._url = url
         self._sample = sample
         self._clock_s = clock_s
-        self._waiting: deque[Traced] = deque()
+        self._waiting: deque[tuple[Ended, TraceContext | None]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._is_failing = False
         self._is_ending = asyncio.Event()
         self.counts: Counter[Outcomes] = Counter({"sent": 0, "dropped": 0, "failed": 0})
 
-    def ended(
-        self,
-        request: RequestFacts,
-        decision: Decision,
-        outcome: Outcome,
-        address: str,
-        request_id: bytes,
-        traceparent: bytes,
-        begun_s: float,
-        ended_s: float,
-        waited_ms: float = 0.0,
-    ) -> None:
-        """A request has ended. One that belongs to a trace is sampled as that trace is."""
+    def ended(self, ended: Ended, traceparent: bytes) -> None:
+        """A request has ended. One that belongs to a trace, by its `traceparent`, is sampled as that trace is."""
         parent = read_traceparent(traceparent) if traceparent else None
         if not (random.random() < self._sample if parent is None else parent.sampled):
             return
         if len(self._waiting) >= MOST_WAITING:
             self.counts["dropped"] += 1
             return
-        self._waiting.append(
-            Traced(request, decision, outcome, address, request_id, parent, begun_s, ended_s, waited_ms)
-        )
+        self._waiting.append((ended, parent))
 
     def start(self) -> None:
         """Begin to send, on the running event loop."""
@@ -109,7 +94,7 @@ class Tracer:
         scope = resource.scope_spans.add(scope=InstrumentationScope(name="fairlead", version=__version__))
         unix_s = time.time() - self._clock_s()
         while self._waiting and count < _SENT_AT_ONCE:
-            scope.spans.extend(spans(self._waiting.popleft(), unix_s))
+            scope.spans.extend(spans(*self._waiting.popleft(), unix_s))
             count += 1
             if count % _MADE_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -136,18 +121,7 @@ class NoTracer:
 
     counts: Mapping[Outcomes, int] = MappingProxyType({})
 
-    def ended(
-        self,
-        request: RequestFacts,
-        decision: Decision,
-        outcome: Outcome,
-        address: str,
-        request_id: bytes,
-        traceparent: bytes,
-        begun_s: float,
-        ended_s: float,
-        waited_ms: float = 0.0,
-    ) -> None:
+    def ended(self, ended: Ended, traceparent: bytes) -> None:
         """Nothing is kept."""
 
     def start(self) -> None:

@@ -86,15 +86,15 @@ class OnlineTuner:
     """
 
     def __init__(self, policy: Policy, box: Box, rng: Random, settings: TunerSettings, *, apply: bool = True) -> None:
-        self.home: Weights = weights_of(policy, box)
+        self.configured: Weights = weights_of(policy, box)
         self.state: State = "warming"
         self.trials: deque[Trial] = deque(maxlen=KEPT_TRIALS)
         self.verdicts: Counter[Verdict] = Counter()
         self._policy = policy
-        self._search = Search(self.home, box, rng)
+        self._search = Search(self.configured, box, rng)
         self._settings = settings
         self.applies = apply
-        self._measuring: Weights = self.home
+        self._measuring: Weights = self.configured
         self._window: Window | None = None
         self._trial: Evidence | None = None  # the trial of the current candidate, over one or more rounds
         self._candidate_measure: Measure | None = None  # in the current round
@@ -216,7 +216,7 @@ class OnlineTuner:
             gain = min(trial.gain, trial.first_token_gain) if verdict == "first_token" else trial.gain
             self._search.learn(trial.candidate, gain, trial.error(self._noise))
         if verdict == "accepted" and self.applies:
-            if self.incumbent == self.home:
+            if self.incumbent == self.configured:
                 self._configured_measures = tuple(self._incumbent_measures)
             self._search.accept(trial.candidate)
             self._incumbent_measures.clear()
@@ -238,8 +238,8 @@ class OnlineTuner:
             self._candidate_measure = None
         if self._strikes == _STRIKES:
             self._strikes = 0
-            self._note("rolled_back", self.home, decided, now_s)
-            self._search.restart(self.home)
+            self._note("rolled_back", self.configured, decided, now_s)
+            self._search.restart(self.configured)
             self._first_token_loss = 0.0
             self._trial = None
             self._forget()
@@ -250,7 +250,7 @@ class OnlineTuner:
         """Put `weights` in force and measure them next."""
         wash_out = self._settings.wash_out if weights != self._measuring else 0
         self._measuring = weights
-        limits = self._limits() if self._trying is not None or weights != self.home else NO_LIMITS
+        limits = self._limits() if self._trying is not None or weights != self.configured else NO_LIMITS
         self._window = Window(decided + 1 + wash_out, self._settings.window, limits)
 
     def _limits(self) -> Limits:

@@ -148,7 +148,7 @@ def test_only_the_thresholds_of_the_configuration_change() -> None:
         changed = with_thresholds(CONFIG.replace(" [70]  # planned", block), "answer", [10.0])
         assert changed == CONFIG.replace(" [70]  # planned", " [10]")
     for name in ("auto", "nothing"):
-        with pytest.raises(UserError, match=f"routes.{name} is no cascade"):
+        with pytest.raises(UserError, match=f"routes.{name} is not a cascade"):
             with_thresholds(CONFIG, name, [1.0])
 
 

@@ -12,7 +12,8 @@ from fairlead.api.usage import Usage
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.observation import Observation
 from fairlead.policies import build_policy
-from fairlead.tools.replay.simulation import HTTP_OK, Asked, Simulation
+from fairlead.tools.replay.attempts import Asked
+from fairlead.tools.replay.simulation import HTTP_OK, Simulation
 from fairlead.tools.replay.workload import Conversation, Turn
 from fairlead.tools.replay.world import Observation as Observing
 from fairlead.tools.replay.world import World, alike
@@ -39,13 +40,11 @@ class Learning(Simulation):
             endpoint.respecify(msgspec.structs.replace(endpoint.spec, **WRONG))
         if each_second is not None:
             self._each_second = each_second
-            self._at(0.0, self._tick, None)
+            self.agenda.every(1.0, 0.0, self._tick)
         self.run()
 
-    def _tick(self, now_ms: float, _: None) -> None:
+    def _tick(self, now_ms: float) -> None:
         self._each_second(now_ms / 1e3, self.endpoints)
-        if self._open:
-            self._at(now_ms + 1e3, self._tick, None)
 
     def slow_down(self, place: int, times: float) -> None:
         now = self.engines[place].parameters

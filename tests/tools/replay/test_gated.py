@@ -11,6 +11,7 @@ from fairlead.admission.admission import Rules
 from fairlead.admission.limits import BandRules, QueueRules
 from fairlead.core.objective import Slo
 from fairlead.policies import build_policy
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.gated import (
     FairleadGate,
     GatedSimulation,
@@ -21,7 +22,6 @@ from fairlead.tools.replay.gated import (
     StaticLimit,
     Tenancy,
 )
-from fairlead.tools.replay.simulation import AttemptRecord
 from fairlead.tools.replay.workload import Workload
 from tests.tools.replay.world import small_world, talk, turn, workload
 

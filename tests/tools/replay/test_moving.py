@@ -7,10 +7,10 @@ import pytest
 from fairlead.core.migration import Rules
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.moving import Moving, MovingSimulation
+from fairlead.tools.replay.network import Link
 from fairlead.tools.replay.policy_spec import read_policy_spec
-from fairlead.tools.replay.simulation import AttemptRecord
-from fairlead.tools.replay.split import Link
 from fairlead.tools.replay.workload import Workload
 from tests.tools.replay.world import small_world, talk, turn, workload
 
@@ -90,7 +90,7 @@ def test_rules_of_moving_stand_after_a_plus() -> None:
     ("text", "why"),
     [
         ("ear+push", r"\+push\" is not a way to move; write \+copy, \+pull, \+recompute"),
-        ("ear+pull:hot=1", 'no rule for moving is called "hot"; known are: hot_tokens'),
+        ("ear+pull:hot=1", 'no rule for moving is called "hot"; known names: hot_tokens'),
         ("ear+pull:hot_tokens=many", "hot_tokens"),
     ],
 )

@@ -11,13 +11,13 @@ import polars as pl
 import pytest
 
 from fairlead.decision_log import files
-from fairlead.decision_log.reader import read_decisions, trace_rows
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
+from fairlead.tools.decisions import read_decisions, trace_rows
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.logged import LoggedSimulation
 from fairlead.tools.replay.network import constant
 from fairlead.tools.replay.observed import observed, world_yaml
-from fairlead.tools.replay.simulation import AttemptRecord
 from fairlead.tools.replay.traces import read_trace
 from fairlead.tools.replay.workload import Conversation, Turn
 from fairlead.tools.replay.world import EngineSpec, Observation, Retries, World

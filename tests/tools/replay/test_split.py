@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fairlead.policies import build_policy
-from fairlead.tools.replay.simulation import AttemptRecord
-from fairlead.tools.replay.split import Link, SplitSimulation
+from fairlead.tools.replay.attempts import AttemptRecord
+from fairlead.tools.replay.network import Link
+from fairlead.tools.replay.split import SplitSimulation
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World
 from tests.tools.replay.test_simulation import traffic

@@ -11,9 +11,9 @@ import pytest
 
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.disturbances import Foreign, Pace
 from fairlead.tools.replay.moving import Moving, MovingSimulation
-from fairlead.tools.replay.simulation import AttemptRecord
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import Observation, Sidecars, World
 from fairlead.tools.replay.world_file import read_world

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from fairlead.core.facts import session_key
 from fairlead.core.policy import Policy
 from fairlead.policies import build_policy
-from fairlead.tools.replay.simulation import AttemptRecord, Simulation
+from fairlead.tools.replay.attempts import AttemptRecord
+from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Conversation, Turn, Workload
 from fairlead.tools.replay.world import World, alike
 from fairlead.tools.simulate.parameters import EngineParameters

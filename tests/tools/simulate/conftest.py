@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -32,9 +31,3 @@ def client_of(engine: RunningEngine) -> httpx.AsyncClient:
 async def client(engine: RunningEngine) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(engine) as made:
         yield made
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not condition():  # noqa: ASYNC110 the model has no event to wait for
-            await asyncio.sleep(0.001)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.tools.simulate.engine import Engine, EngineRequest, Event, EventKind, RequestRefusedError
+from fairlead.tools.simulate.engine import Engine
+from fairlead.tools.simulate.engine_request import EngineRequest, Event, EventKind, RequestRefusedError
 from fairlead.tools.simulate.parameters import EngineParameters
 
 FAST = EngineParameters(

@@ -7,7 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead.tools.simulate.server import EngineOptions, running_engine
-from tests.tools.simulate.conftest import FAST, client_of, until
+from tests.tools.simulate.conftest import FAST, client_of
+from tests.waiting import until
 
 PROMPT = "word " * 64
 

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from fairlead.tools.simulate.server import RunningEngine
-from tests.tools.simulate.conftest import WITHIN_S, until
+from tests.tools.simulate.conftest import WITHIN_S
+from tests.waiting import until
 
 BODY: dict[str, Any] = {"prompt": "go on", "max_tokens": 20}
 

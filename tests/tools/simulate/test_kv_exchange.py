@@ -13,7 +13,8 @@ import pytest
 from fairlead.tools.simulate.kv_exchange import ConnectorKind, KvExchange, KvOptions
 from fairlead.tools.simulate.server import EngineOptions, RunningEngine, running_engine
 from fairlead.tools.simulate.tokens import from_ids
-from tests.tools.simulate.conftest import FAST, WITHIN_S, until
+from tests.tools.simulate.conftest import FAST, WITHIN_S
+from tests.waiting import until
 
 IDS = list(range(640))
 SOON_S = 0.2  # of an abort timeout that a test waits for; the others are longer than any test

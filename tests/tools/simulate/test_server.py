@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from fairlead.tools.simulate.server import EngineOptions, RunningEngine, running_engine
-from tests.tools.simulate.conftest import FAST, WITHIN_S, client_of, until
+from tests.tools.simulate.conftest import FAST, WITHIN_S, client_of
+from tests.waiting import until
 
 KEY, VALUE = "6ab6ea3e-f288-4f33-bad6-7f42bb75b03f", "c0ffee00-1111-4222-8333-444455556666"
 QUESTION = f'JSON data: {{"{KEY}": "{VALUE}"}} Key: {KEY}. The value associated with the specified key is:'

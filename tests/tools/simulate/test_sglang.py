@@ -7,7 +7,8 @@ import json
 
 from fairlead.tools.simulate.parameters import EngineParameters
 from fairlead.tools.simulate.server import EngineOptions, running_engine
-from tests.tools.simulate.conftest import FAST, client_of, until
+from tests.tools.simulate.conftest import FAST, client_of
+from tests.waiting import until
 
 ONE_AT_A_TIME = EngineParameters(max_num_seqs=1)
 LONG = {"model": "m", "prompt": "go on", "max_tokens": 100_000}
@@ -22,6 +23,19 @@ async def test_it_has_the_pages_of_an_sglang() -> None:
         info = (await client.get("/server_info")).json()
     assert pages == {"/ready": 200, "/health": 200, "/server_info": 200, "/version": 404}
     assert (info["version"], info["page_size"], info["disaggregation_mode"]) == ("0.5.23", 1, "null")
+
+
+async def test_its_health_waits_for_a_token_and_a_step_that_does_not_end_is_a_503() -> None:
+    endless = EngineParameters(prefill_ms_per_token=1e9)
+    options = EngineOptions(model="m", kind="sglang", parameters=endless, time_scale=1000)
+    async with running_engine(options) as engine, client_of(engine) as client:
+        idle = await client.get("/health")
+        held = asyncio.create_task(client.post("/v1/completions", json=LONG))
+        await until(lambda: engine.engine.running == 1)
+        busy, ready = await client.get("/health"), await client.get("/ready")
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+    assert (idle.status_code, busy.status_code, ready.status_code) == (200, 503, 200)
 
 
 async def test_a_model_that_it_does_not_have_is_answered_all_the_same() -> None:

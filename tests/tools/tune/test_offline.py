@@ -15,15 +15,16 @@ import yaml
 
 from fairlead.config import PolicyConfig
 from fairlead.decision_log import files
-from fairlead.decision_log.reader import read_decisions
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
 from fairlead.statistics import quantile
+from fairlead.tools.decisions import read_decisions
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.logged import LoggedSimulation
 from fairlead.tools.replay.network import constant
 from fairlead.tools.replay.observed import observed, world_yaml
 from fairlead.tools.replay.run import Traffic
-from fairlead.tools.replay.simulation import AttemptRecord, Simulation
+from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.traces import read_trace
 from fairlead.tools.replay.world import EngineSpec, Observation, World
 from fairlead.tools.replay.world_file import read_world

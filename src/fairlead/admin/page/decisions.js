@@ -59,7 +59,8 @@ function update(row, d, now, most) {
   fill(when, new Date(d.at * 1000).toLocaleString(), `${duration(now - d.at)} ago`);
   fill(model, `Request ${d.request_id}`, ...names(d));
   const rest = d.endpoints.slice(1);
-  fill(endpoint, rest.length ? `If it fails: ${rest.join(", ")}` : "No fallback", d.endpoints[0]);
+  fill(endpoint, rest.length ? `If it fails: ${rest.join(", ")}` : "No fallback", d.endpoints[0],
+    isSplit(d) ? element("small", "", `prompt at ${d.prefill.split.prefiller}`) : "");
   const [word, meaning] = why(d);
   fill(reason, meaning, element("span", `why ${d.why}`, word));
   fill(prompt, `Length class ${d.bucket}`, promptOf(d),
@@ -82,11 +83,29 @@ function updateMore(row, d, most) {
   const story = element("button", "", `whole story of ${d.request_id}`);
   story.type = "button";
   story.addEventListener("click", () => document.dispatchEvent(new CustomEvent("story", { detail: d.request_id })));
-  fill(row.cells[0], "", ...candidates(d, most), story);
+  fill(row.cells[0], "", ...candidates(d, most), ...ways(d), story);
 }
 
 export const why = (d) => WHY[d.why] ?? [d.why, ""];
 export const expectedMs = (d) => (d.best[0]?.terms ? parts(d.best[0].terms).expected : 0);
+
+const isSplit = (d) => d.prefill?.taken === "split";
+
+// Both ways to compute the prompt, where there was a choice: here, or at another endpoint whose KV then comes here.
+export function ways(d) {
+  if (!d.prefill) return [];
+  const way = (name, hops) => {
+    const where = hops.prefiller ? `${hops.prefiller} → ${hops.decoder}` : hops.decoder;
+    const terms = [["network", hops.rtt_ms], ["wait", hops.wait_ms], ["prefill", hops.prefill_ms],
+      ["stalls others", hops.stall_ms], ["transfer", hops.transfer_ms], ["decoding", hops.decode_ms]]
+      .filter(([, ms]) => ms > 0).map(([term, ms]) => `${term} ${milliseconds(ms)}`).join(" + ");
+    return element("li", d.prefill.taken === name ? "chosen" : "",
+      element("div", "candidate", where, element("small", "", name === "split" ? "prompt computed elsewhere" : "alone")),
+      element("span", "sum", `${terms} = `, element("b", "", milliseconds(hops.total_ms))));
+  };
+  const { alone, split } = d.prefill;
+  return [element("ol", "ways", way("alone", alone), way("split", split))];
+}
 
 // The best candidates, each with its cost.
 export function candidates(d, most) {
@@ -103,7 +122,7 @@ export function candidates(d, most) {
 
 // The cost as `core.cost` computes it: latency, divided by the chance of being right, times the penalty for retries.
 function parts(terms) {
-  const latency = terms.rtt_ms + terms.prefill_ms + terms.queue_ms + terms.decode_ms;
+  const latency = terms.rtt_ms + terms.prefill_ms + terms.queue_ms + terms.decode_ms + terms.adapter_ms;
   const expected = latency / terms.success_probability;
   return { latency, expected, penalty: terms.retry_penalty ** terms.attempts };
 }
@@ -120,7 +139,7 @@ function showCost(place, choice, most) {
   }
   const { latency, expected, penalty } = parts(terms);
   const drawn = bar(most, ["rtt", terms.rtt_ms], ["prefill", terms.prefill_ms], ["queue", terms.queue_ms],
-    ["decode", terms.decode_ms], ["chance", expected - latency]);
+    ["decode", terms.decode_ms], ["adapter", terms.adapter_ms], ["chance", expected - latency]);
   if (expected > most * 1.001) drawn.classList.add("beyond");
   if (terms.attempts) {
     drawn.classList.add("penalised");
@@ -142,6 +161,7 @@ function explained(terms, latency, expected, penalty) {
   const lines = [
     `network ${milliseconds(terms.rtt_ms)}`, `prefill ${milliseconds(terms.prefill_ms)}`,
     `queue ${milliseconds(terms.queue_ms)}`, `decoding ${milliseconds(terms.decode_ms)}`,
+    ...(terms.adapter_ms ? [`loading the adapter ${milliseconds(terms.adapter_ms)}`] : []),
     `together ${milliseconds(latency)}`,
     `÷ ${significant(terms.success_probability)} chance to be right = ${milliseconds(expected)}`,
   ];

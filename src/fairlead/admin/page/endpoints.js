@@ -53,6 +53,8 @@ export function showEndpoints(all) {
 }
 
 const keyOf = ({ group, e, more }) => (group ? `group ${group.key}` : `${e.address}${more ? " +" : ""}`);
+const ROLES = { prefill: "prefill only", decode: "decodes" };
+
 const searched = (e) => [e.address, e.model, e.region, e.engine, stateOf(e)[1], ...e.adapters].join(" ").toLowerCase();
 
 // A closed group shows those of its endpoints that are in trouble. A search opens all.
@@ -125,6 +127,9 @@ function details(cell, e) {
   if (e.adapter_count) {
     const rest = e.adapter_count - e.adapters.length;
     entries.push(["Adapters", e.adapters.join(", ") + (rest ? ` and ${count(rest)} more` : "")]);
+    const load = e.adapter_load;
+    entries.push(["Loaded", `${e.adapters_loaded.join(", ") || "none"}; ${plural(e.adapter_slots, "slot")}; a load takes `
+      + `${milliseconds(load.ms)}, ${load.source === "learned" ? `learned from ${count(load.samples)}` : SOURCES.default}`]);
   }
   fill(cell, "", element("dl", "", ...entries.flatMap(([term, text]) => [element("dt", "", term), element("dd", "", text)])));
 }
@@ -136,7 +141,7 @@ const engineOf = (e) => `${e.engine}${e.version ? ` ${e.version}` : ""}`
   + `${e.max_model_len ? `, up to ${count(e.max_model_len)} tokens` : ""}`;
 
 function identity(cell, e) {
-  fill(cell, engineOf(e), element("b", "", e.address), small([e.model, e.region].filter(Boolean).join(", ")),
+  fill(cell, engineOf(e), element("b", "", e.address), small([e.model, e.region, ROLES[e.role]].filter(Boolean).join(", ")),
     small(e.adapter_count ? plural(e.adapter_count, "adapter") : ""));
 }
 
@@ -168,18 +173,18 @@ function waiting(cell, e, scale) {
 }
 
 function reported(cell, e) {
-  const said = e.reported;
-  if (said.read_ago_s === null) {
+  const report = e.reported;
+  if (report.read_ago_s === null) {
     fill(cell, "Its /metrics has not been read yet", element("span", "quiet", "nothing yet"));
     return;
   }
-  const queue = said.running_requests === null
-    ? "" : `${count(said.running_requests)} run, ${count(said.waiting_requests ?? 0)} wait`;
-  const capacity = said.kv_capacity_tokens ? ` of ${compact(said.kv_capacity_tokens)} tokens` : "";
+  const queue = report.running_requests === null
+    ? "" : `${count(report.running_requests)} run, ${count(report.waiting_requests ?? 0)} wait`;
+  const capacity = report.kv_capacity_tokens ? ` of ${compact(report.kv_capacity_tokens)} tokens` : "";
   fill(cell, `KV cache in use${capacity}, and requests, as the engine reports`,
-    element("span", "", said.kv_usage === null ? "KV unknown" : `KV ${percent(said.kv_usage)}`),
-    bar(1, ["kv", said.kv_usage ?? 0]),
-    said.stale ? small(`stale: read ${duration(said.read_ago_s)} ago`, "warn") : small(queue));
+    element("span", "", report.kv_usage === null ? "KV unknown" : `KV ${percent(report.kv_usage)}`),
+    bar(1, ["kv", report.kv_usage ?? 0]),
+    report.stale ? small(`stale: read ${duration(report.read_ago_s)} ago`, "warn") : small(queue));
 }
 
 function cache(cell, e) {

@@ -1,7 +1,7 @@
 // What became of one request, by its id: each decision with its candidates, and how each attempt ended.
 
 import { byId, count, element, fill, milliseconds, plural } from "./dom.js";
-import { candidates, expectedMs, promptOf, why } from "./decisions.js";
+import { candidates, expectedMs, promptOf, ways, why } from "./decisions.js";
 
 const WITHIN_MS = 4000;
 const PREFIX = "#request="; // so that a story can be linked to
@@ -65,7 +65,7 @@ function decided(d, most) {
   if (d.endpoints.length > 1) lines.push(line(`if it fails: ${d.endpoints.slice(1).join(", ")}`));
   if (d.migration) lines.push(line(`its session: ${d.migration}`));
   return step("more", d, `Sent to ${d.endpoints[0]} (${d.model}${asked})`, ...lines,
-    ...candidates(d, Math.max(most, ...d.best.map((each) => expectedMs({ best: [each] })))));
+    ...candidates(d, Math.max(most, ...d.best.map((each) => expectedMs({ best: [each] })))), ...ways(d));
 }
 
 function ended(e) {

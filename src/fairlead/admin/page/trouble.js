@@ -5,6 +5,7 @@ import { percent, significant } from "./dom.js";
 const WITHHELD = {
   draining: "draining: gets nothing new",
   unconfirmed: "new: Envoy has not confirmed it yet",
+  warming_in: "new: more requests after its first answers",
   leaving: "leaving: those that replace it come first",
   half: "does only the prefill or the decoding of a request",
   unknown_to_envoy: "chosen but not served: does Envoy know it?",

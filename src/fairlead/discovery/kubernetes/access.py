@@ -76,7 +76,7 @@ def in_cluster(environment: Mapping[str, str] = os.environ, folder: Path = SERVI
     if not host or not (folder / "token").exists():
         missing = "KUBERNETES_SERVICE_HOST is not set" if not host else f"{folder}/token does not exist"
         raise UserError(
-            f"{_KEY}: this is no pod with a service account ({missing}); run in a pod whose "
+            f"{_KEY}: this is not a pod with a service account ({missing}); run in a pod whose "
             "automountServiceAccountToken is true, or write kubeconfig: the path of one"
         )
     try:
@@ -95,9 +95,9 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
     except OSError as error:
         raise UserError(f"{where} cannot be read ({error.strerror}); write the path of a kubeconfig") from None
     except yaml.YAMLError:
-        raise UserError(f"{where} is no YAML; write the path of a kubeconfig") from None
+        raise UserError(f"{where} is not YAML; write the path of a kubeconfig") from None
     if not isinstance(document, dict):
-        raise UserError(f"{where} is no kubeconfig; write the path of one")
+        raise UserError(f"{where} is not a kubeconfig; write the path of one")
     chosen = context or document.get("current-context") or ""
     linked = _entry(document, "contexts", "context", chosen, where)
     cluster = _entry(document, "clusters", "cluster", str(linked.get("cluster", "")), where)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from fairlead.core.endpoint import BY_PROXY, Role
 from fairlead.dialects import DIALECTS
 from fairlead.discovery.kubernetes.objects import EndpointSlice, Pod, SlicePort
 from fairlead.discovery.source import DiscoveredEndpoint, EndpointSet
@@ -18,9 +19,12 @@ MODEL: Final = ("fairlead/model",)  # names, with commas between them
 ENGINE: Final = ("fairlead/engine", "llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")
 REGION: Final = ("fairlead/region", "topology.kubernetes.io/region")
 ROLE: Final = ("fairlead/role", "llm-d.ai/role")
+KV_CONNECTOR: Final = ("fairlead/kv-connector",)
 CAPABILITY: Final = ("fairlead/capability",)
 ACTIVE_PORTS: Final = ("fairlead/active-ports", "llm-d.ai/active-ports")
 
+_ROLES: Final[Mapping[str, Role]] = {"prefill": "prefill", "decode": "decode"}  # any other does both
+_CONNECTORS: Final = ("nixl", "proxy")
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
@@ -51,6 +55,7 @@ def of_pods(pods: Iterable[Pod], ports: Sequence[int]) -> Iterable[tuple[Discove
         takes = is_ready and metadata.deletion_timestamp is None
         said = {**(metadata.labels or {}), **(metadata.annotations or {})}
         engine = _first(said, ENGINE)
+        role = _ROLES.get(_first(said, ROLE), "both")
         active = {part.strip() for part in _first(said, ACTIVE_PORTS).split(",")} - {""}
         for rank, port in enumerate(ports):
             if active and str(port) not in active:
@@ -60,7 +65,8 @@ def of_pods(pods: Iterable[Pod], ports: Sequence[int]) -> Iterable[tuple[Discove
                 models=tuple(part.strip() for part in _first(said, MODEL).split(",") if part.strip()),
                 engine=engine if engine in DIALECTS else "",  # the engine itself is asked
                 region=_first(said, REGION),
-                role=_first(said, ROLE),
+                role=role,
+                kv_connector=_connector(said, role),
                 labels={"pod": metadata.name} | ({"rank": str(rank)} if len(ports) > 1 else {}),
                 capability=_file(_first(said, CAPABILITY)),
                 draining=not takes,
@@ -95,6 +101,12 @@ def _port(ports: Sequence[SlicePort], wanted: str | None) -> int | None:
 
 def _first(said: Mapping[str, str], names: Iterable[str]) -> str:
     return next((said[name] for name in names if said.get(name)), "")
+
+
+def _connector(said: Mapping[str, str], role: Role) -> str:
+    """By default that of llm-d's pods with a role: the engine's proxy asks the one that computes the prompt."""
+    named = _first(said, KV_CONNECTOR)
+    return named if named in _CONNECTORS else "" if role == "both" else BY_PROXY
 
 
 def _file(name: str) -> str:

@@ -16,7 +16,6 @@ class _Object(msgspec.Struct, frozen=True, rename="camel"):
 class Metadata(_Object, frozen=True):
     name: str = ""
     namespace: str = ""
-    uid: str = ""
     resource_version: str = ""
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None

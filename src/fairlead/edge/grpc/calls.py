@@ -85,7 +85,7 @@ class Call:
     def is_open(self) -> bool:
         return self._stream.app is self
 
-    def send(self, message: bytes, body: bytes = b"") -> None:
+    def send(self, message: bytes, body: Parts = ()) -> None:
         """One message to the client, written in this turn of the loop; `body` is the end of a long one."""
         if self._stream.app is not self:
             return
@@ -94,10 +94,11 @@ class Call:
         if not self._answered:
             self._answered = True
             connection.send_headers(self._stream, s.HEADERS)
-        prefix = PREFIX.pack(0, len(message) + len(body))
+        prefix = PREFIX.pack(0, len(message) + sum(map(len, body)))
         if body:
             connection.send_data(self._stream, prefix + message)
-            connection.send_data(self._stream, body)
+            for part in body:
+                connection.send_data(self._stream, part)
         elif len(message) <= _COPIED_BYTES:
             connection.send_data(self._stream, prefix + message)
         else:

@@ -64,4 +64,4 @@ def _name(message: bytes) -> str:
     try:
         return HealthCheckRequest.FromString(message).service
     except DecodeError:
-        raise StatusError(Status.INTERNAL, "the message is no HealthCheckRequest") from None
+        raise StatusError(Status.INTERNAL, "the message is not a HealthCheckRequest") from None

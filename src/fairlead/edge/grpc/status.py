@@ -14,14 +14,11 @@ class Status(IntEnum):
     """gRPC's codes; those that this server uses."""
 
     OK = 0
-    CANCELLED = 1
     UNKNOWN = 2
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
-    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
-    FAILED_PRECONDITION = 9
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14

@@ -127,7 +127,7 @@ class Connection(Rules):
         if stream.state is not CLOSED:
             self._sender.headers(stream, block)
 
-    def send_data(self, stream: Stream, data: bytes) -> None:
+    def send_data(self, stream: Stream, data: bytes | memoryview) -> None:
         """DATA; what the peer's windows do not let through waits."""
         if stream.state is not CLOSED:
             try:

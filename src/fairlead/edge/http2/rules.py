@@ -191,6 +191,7 @@ class Rules:
                 self._headers.settings_acknowledged()
             return
         widened = self._sender.peer.update(payload)
+        self._out.append(f.frame(f.SETTINGS, f.ACK, 0))  # before the DATA that new windows let go
         if widened:
             self.work.spend(len(self._live) >> 2)
             for stream in list(self._live.values()):
@@ -198,7 +199,6 @@ class Rules:
                     raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS let a window grow beyond 2^31-1")
                 if self._sender.widen_stream(stream, widened):
                     self._finish(stream)
-        self._out.append(f.frame(f.SETTINGS, f.ACK, 0))
 
     def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:

@@ -45,7 +45,7 @@ class Sender:
         else:
             self.out.append(_pack(0, 0, DATA, END_STREAM, stream.id))
 
-    def data(self, stream: Stream, data: bytes) -> None:
+    def data(self, stream: Stream, data: bytes | memoryview) -> None:
         """Send, or keep until a window opens. Raises PeerError when the peer lets too much wait."""
         length = len(data)
         if stream.pending is None and length <= self.window and length <= stream.send_window:

@@ -194,6 +194,8 @@ end
 -- A WebSocket has no body to wait for: its model is in the query of its path.
 local function upgrade(handle)
   local headers = handle:headers()
+  -- An engine that overlooks the upgrade would take what follows for the body of a request.
+  if headers:get(":method") ~= "GET" then return refuse(handle, "A WebSocket opens with GET") end
   local named = (headers:get(":path") or ""):match("[?&]model=([^&]*)")
   local model = (named or ""):gsub("+", " "):gsub("%%(%x%x)", function(hex) return string.char(tonumber(hex, 16)) end)
   local cluster = CONFIG.clusters[model]

@@ -17,7 +17,6 @@ _MESSAGE_CHARACTERS: Final = 2000
 _AGENT_MESSAGE_CHARACTERS: Final = 300  # agents send many short messages and tool results
 _TOOLS_SHARE: Final = 3  # a third of an agent's body describes its tools
 _SYSTEM: Final = {"role": "system", "content": "Answer in one paragraph."}
-_ESCAPE_BYTES: Final = 6
 
 
 def chat_body(kind: Kind, size_bytes: int, model: str, seed: int) -> bytes:

@@ -61,8 +61,8 @@ def calibrate(
     from fairlead.errors import UserError, how_to_install
 
     try:
-        from fairlead.decision_log.reader import is_decision_log
         from fairlead.files import replace_file
+        from fairlead.tools.decisions import is_decision_log
     except ModuleNotFoundError as error:
         raise UserError(f"calibrating needs {error.name}, which is not installed; {how_to_install('replay')}") from None
     if of_decisions := is_decision_log(measurements):
@@ -116,7 +116,7 @@ def _world(decisions: Path, source: str, kv_tokens: int | None) -> tuple[Table, 
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from fairlead.decision_log.reader import read_decisions
+    from fairlead.tools.decisions import read_decisions
     from fairlead.tools.replay.observed import observed, world_yaml
     from fairlead.tools.replay.world import DEFAULT_KV_TOKENS
 

@@ -99,8 +99,8 @@ def _fit(path: Path, out: Path, seed: int, folds: int, first_bucket_tokens: int,
 
 def _known_of_decisions(path: Path, checked: bool, console: Console) -> DataFrame | None:
     """The attempts of a decision log whose outcome is known; None if `path` is a table of attempts."""
-    from fairlead.decision_log.judged import judged
-    from fairlead.decision_log.reader import is_decision_log, read_decisions
+    from fairlead.tools.decisions import is_decision_log, read_decisions
+    from fairlead.tools.fit.judged import judged
 
     if not (path.is_dir() or is_decision_log(path)):
         return None

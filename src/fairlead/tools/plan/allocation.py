@@ -1,8 +1,8 @@
-"""How many GPUs each model gets: the least possible maximum of the stages' latencies, found in two exact ways.
+"""How many GPUs each model gets: the least possible maximum of the stages' latencies, by dynamic programming.
 
 `latency_ms[i][f]` is what model `i` reaches with at most `f` GPUs (infinite: it does not fit), so it never grows with
 `f`. Among allocations with the same maximum, the one with the least latency weighted by the share of requests wins, and
-then the one with the fewest GPUs. Source: Cascadia section 3.2; the dynamic program is ours, and tests compare the two.
+then the one with the fewest GPUs. Source: Cascadia section 3.2, which solves an integer program; tests compare the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ Floats = NDArray[np.float64]
 class Allocation:
     gpus: tuple[int, ...]
     latency_ms: float  # the greatest of the stages'
-    weighted_ms: float  # sum over stages of share times latency
 
 
 def least_maximum_ms(latency_ms: Sequence[Floats]) -> float:
@@ -40,17 +39,17 @@ def by_dynamic_program(latency_ms: Sequence[Floats], shares: Sequence[float]) ->
         np.where(table <= limit_ms, share * np.minimum(table, limit_ms), np.inf)
         for table, share in zip(latency_ms, shares, strict=True)
     ]
-    return allocated(_least_total(costs), latency_ms, shares)
+    return allocated(_least_total(costs), latency_ms)
 
 
-def by_least_sum(latency_ms: Sequence[Floats], shares: Sequence[float], weights: Sequence[float]) -> Allocation | None:
+def by_least_sum(latency_ms: Sequence[Floats], weights: Sequence[float]) -> Allocation | None:
     """The allocation with the least weighted sum of latencies; None where the models do not fit."""
     costs = [
         np.where(np.isfinite(table), weight * np.where(np.isfinite(table), table, 0.0), np.inf)
         for table, weight in zip(latency_ms, weights, strict=True)
     ]
     gpus = _least_total(costs)
-    found = allocated(gpus, latency_ms, shares)
+    found = allocated(gpus, latency_ms)
     return found if np.isfinite(found.latency_ms) else None
 
 
@@ -71,50 +70,12 @@ def _least_total(costs: Sequence[Floats]) -> list[int]:
     return gpus
 
 
-def by_integer_program(latency_ms: Sequence[Floats], shares: Sequence[float]) -> Allocation | None:
-    """The same by `scipy.optimize.milp`: x[i, f] says that model i gets f GPUs; one goal after the other."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
-    budget = len(latency_ms[0]) - 1
-    models = len(latency_ms)
-    table = np.concatenate(latency_ms)
-    possible = np.isfinite(table)
-    times_ms = np.where(possible, table, 0.0)
-    columns = len(table) + 1  # the last variable is the maximum latency
-    one_each = np.zeros((models, columns))
-    below_maximum = np.zeros((models, columns))
-    for model in range(models):
-        own = slice(model * (budget + 1), (model + 1) * (budget + 1))
-        one_each[model, own] = 1
-        below_maximum[model, own] = times_ms[own]
-        below_maximum[model, -1] = -1
-    used = np.append(np.tile(np.arange(budget + 1.0), models), 0.0)
-    maximum = np.append(np.zeros(len(table)), 1.0)
-    weighted = np.append(np.repeat(np.asarray(shares, dtype=float), budget + 1) * times_ms, 0.0)
-    constraints = [
-        LinearConstraint(one_each, 1, 1),
-        LinearConstraint(used[None, :], 0, budget),
-        LinearConstraint(below_maximum, -np.inf, 0),
-    ]
-    integrality = np.append(np.ones(len(table)), 0)
-    bounds = Bounds(np.zeros(columns), np.append(possible.astype(float), np.inf))
-    for goal in (maximum, weighted, used):
-        solved = milp(goal, constraints=constraints, integrality=integrality, bounds=bounds)
-        if not solved.success:
-            return None
-        # The solver is exact to a tolerance only.
-        constraints.append(LinearConstraint(goal[None, :], -np.inf, solved.fun + 1e-7 * (1 + abs(solved.fun))))
-    chosen = solved.x[:-1].reshape(models, budget + 1).argmax(axis=1)
-    return allocated([int(gpus) for gpus in chosen], latency_ms, shares)
-
-
 def _splits(best: Floats) -> Floats:
     """Row f, column k: what the models so far reach with f - k GPUs."""
     rest = np.subtract.outer(np.arange(len(best)), np.arange(len(best)))
     return np.where(rest >= 0, best[np.maximum(rest, 0)], np.inf)
 
 
-def allocated(gpus: Sequence[int], latency_ms: Sequence[Floats], shares: Sequence[float]) -> Allocation:
+def allocated(gpus: Sequence[int], latency_ms: Sequence[Floats]) -> Allocation:
     """What this division of the GPUs reaches."""
-    reached = [float(table[count]) for table, count in zip(latency_ms, gpus, strict=True)]
-    return Allocation(tuple(gpus), max(reached), sum(s * ms for s, ms in zip(shares, reached, strict=True)))
+    return Allocation(tuple(gpus), max(float(table[count]) for table, count in zip(latency_ms, gpus, strict=True)))

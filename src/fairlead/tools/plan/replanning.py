@@ -199,7 +199,7 @@ def with_thresholds(text: str, route: str, thresholds: Sequence[float]) -> str:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         name, node = next((pair for pair in pairs if pair[0].value == key), (None, None))
     if node is None or name is None:
-        raise UserError(f"routes.{route} is no cascade with thresholds; name one with --route")
+        raise UserError(f"routes.{route} is not a cascade with thresholds; name one with --route")
     written = ", ".join(map(exactly, thresholds))
     end = node.end_mark.index
     if not text[:end].endswith("]"):  # a block sequence ends where the next key begins

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairlead.statistics import quantile
-from fairlead.tools.simulate.engine import Engine, EngineRequest, EventKind
+from fairlead.tools.simulate.engine import Engine
+from fairlead.tools.simulate.engine_request import EngineRequest, EventKind
 from fairlead.tools.simulate.parameters import EngineParameters
 
 Floats = NDArray[np.float64]

@@ -186,7 +186,7 @@ class _Tables:
     def found(self, routed: Routed, objective: Objective) -> ScoredPlan | None:
         tables = self.of(routed)
         if self._whole_requests:
-            allocation = by_least_sum(tables, routed.shares, _weights(routed))
+            allocation = by_least_sum(tables, _weights(routed))
         else:
             allocation = by_dynamic_program(tables, routed.shares)
         return None if allocation is None else self._found(routed, allocation, objective)
@@ -196,7 +196,7 @@ class _Tables:
         tables = self.of(routed)
         if not self._whole_requests:
             return least_maximum_ms(tables)
-        allocation = by_least_sum(tables, routed.shares, _weights(routed))
+        allocation = by_least_sum(tables, _weights(routed))
         return float("inf") if allocation is None else _request_ms(allocation, tables, routed)
 
     def divided_otherwise(self, plan: ScoredPlan, objective: Objective) -> list[ScoredPlan]:
@@ -214,7 +214,7 @@ class _Tables:
                     counts = [
                         count + moved * (index == taker) - moved * (index == giver) for index, count in enumerate(gpus)
                     ]
-                    allocation = allocated(counts, tables, shares)
+                    allocation = allocated(counts, tables)
                     if np.isfinite(allocation.latency_ms):
                         found.append(self._found(plan.routed, allocation, objective))
         return sorted(found, key=lambda each: each.score)

@@ -110,7 +110,7 @@ def _sources(watched: Watched) -> tuple[list[Path], list[str]]:
         route = config.cascades().get(watched.route)
         if route is None or route.sample is None:
             raise UserError(
-                f"{path}: routes.{watched.route} is no cascade with a sample; "
+                f"{path}: routes.{watched.route} is not a cascade with a sample; "
                 "write there `sample: {share: 0.05, file: observed.jsonl}`, to plan from"
             )
         samples.append(path.parent / route.sample.file)

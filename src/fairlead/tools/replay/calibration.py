@@ -20,7 +20,8 @@ import msgspec
 from fairlead.errors import UserError
 from fairlead.statistics import line_through, quantile
 from fairlead.tools.replay.lines import Line
-from fairlead.tools.simulate.engine import Engine, EngineRequest, EventKind
+from fairlead.tools.simulate.engine import Engine
+from fairlead.tools.simulate.engine_request import EngineRequest, EventKind
 from fairlead.tools.simulate.parameters import EngineParameters
 
 _LEAST_CASES: Final = 4

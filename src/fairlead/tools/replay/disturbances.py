@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from fairlead.tools.simulate.engine import EngineRequest
+from fairlead.tools.simulate.engine_request import EngineRequest
 
 _DRAWS: Final = 4096
 _IDS: Final = 1 << 58  # block ids of foreign prompts are above it: nobody else's prompt has them

@@ -23,8 +23,9 @@ from fairlead.core.objective import Slo
 from fairlead.core.policy import Policy, Refusal
 from fairlead.core.reported import EngineReport
 from fairlead.core.router import Router
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.sidecar import Sidecar
-from fairlead.tools.replay.simulation import AttemptRecord, Simulation
+from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import EngineSpec, World
 from fairlead.tools.simulate.engine import Engine
@@ -78,8 +79,8 @@ class GatedSimulation(Simulation):
     def _choose(self, router: Router, facts: RequestFacts, now_s: float) -> InFlight | Refusal:
         return self.admission.admit(router, facts, None, now_s)
 
-    def _scrape(self, now_ms: float, sidecar: Sidecar) -> None:
-        super()._scrape(now_ms, sidecar)
+    def _scrape(self, sidecar: Sidecar, now_ms: float) -> None:
+        super()._scrape(sidecar, now_ms)
         self._gatekeeper.scraped(now_ms)
 
     def _report_of(self, engine: Engine, spec: EngineSpec, now_ms: float) -> EngineReport:
@@ -95,7 +96,7 @@ class GatedSimulation(Simulation):
         self._refused(now_ms, number, place, len(attempted) + 1, asked_ms, sent_ms)
 
     def at(self, time_ms: float, handle: Callable[[float, Any], None]) -> None:
-        self._at(time_ms, handle, None)
+        self.agenda.at(time_ms, handle, None)
 
 
 class Gatekeeper(Protocol):

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from fairlead.core.facts import RequestFacts
-from fairlead.core.policy import Decision, Outcome, Policy
-from fairlead.decision_log.columns import Anonymous, Ended
-from fairlead.tools.replay.simulation import Asked, AttemptRecord, Simulation
+from fairlead.core.policy import Decision, Ended, Outcome, Policy
+from fairlead.decision_log.columns import Anonymous
+from fairlead.tools.replay.attempts import Asked, AttemptRecord
+from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World
 
@@ -32,8 +33,10 @@ class LoggedSimulation(Simulation):
     def observe(self, decision: Decision, outcome: Outcome, decided: int, now_s: float) -> None:  # noqa: ARG002
         """As in `core.policy.Tuner`; the weights stay."""
         facts = self._facts.pop(decision.number)
-        ended = Ended(facts, decision, outcome, decision.addresses[0], b"%d" % decision.number, now_s)
-        self.rows.append(self._anonymous.row(ended, self._models))
+        ended = Ended(
+            facts, decision, outcome, decision.addresses[0], b"%d" % decision.number, decision.decided_s, now_s
+        )
+        self.rows.append(self._anonymous.row(ended, now_s, self._models))
 
     def _send(self, now_ms: float, facts: RequestFacts, asked: Asked) -> None:
         self._facts[asked.in_flight.decision.number] = facts

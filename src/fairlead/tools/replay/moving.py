@@ -17,8 +17,9 @@ from fairlead.core.moves import Move
 from fairlead.core.policy import Policy
 from fairlead.core.reported import EngineIdentity
 from fairlead.errors import UserError
-from fairlead.tools.replay.simulation import Asked, AttemptRecord, Simulation
-from fairlead.tools.replay.split import Link
+from fairlead.tools.replay.attempts import Asked, AttemptRecord
+from fairlead.tools.replay.network import Link
+from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World
 
@@ -69,11 +70,11 @@ class MovingSimulation(Simulation):
             self.moves.append((now_ms, move))
         if isinstance(move, Move) and move.how == "pull":
             arrives_ms = now_ms + asked.half_rtt_ms + self._link.takes_ms(move.tokens)
-            self._at(arrives_ms, self._pulled, (asked, move))
+            self.agenda.at(arrives_ms, self._pulled, (asked, move))
             return
         super()._send(now_ms, facts, asked)
         if (copy := asked.in_flight.claim_copy()) is not None:
-            self._at(now_ms, self._export, (asked, copy, facts))
+            self.agenda.at(now_ms, self._export, (asked, copy, facts))
 
     def _pulled(self, now_ms: float, what: tuple[Asked, Move]) -> None:
         asked, move = what
@@ -92,7 +93,7 @@ class MovingSimulation(Simulation):
         if export is None:
             super()._finished(now_ms, asked)
         else:
-            self._at(now_ms + self._link.takes_ms(export[1].tokens), self._copied, export)
+            self.agenda.at(now_ms + self._link.takes_ms(export[1].tokens), self._copied, export)
 
     def _copied(self, now_ms: float, what: tuple[Asked, Move, RequestFacts]) -> None:
         _, move, facts = what

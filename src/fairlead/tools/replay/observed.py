@@ -1,7 +1,7 @@
 """From a decision log to a world: engine speeds fitted to the answers, round trips as probed.
 
 The time of an answer's tokens is linear in how many requests decoded alongside and how many prompt tokens were computed
-meanwhile (`core.decode_time`), and the log has both: when each answer began and ended at its engine, and how much of
+meanwhile (`decode_time`), and the log has both: when each answer began and ended at its engine, and how much of
 its prompt was cached. So engines that were never idle are measured too. The fixed time of a first token is taken from
 requests that had an engine to themselves, if there were any. The size of KV caches is not in a log.
 """
@@ -21,10 +21,10 @@ import polars as pl
 import yaml
 
 from fairlead.core.answer_times import LEAST_PREFILL_TOKENS
-from fairlead.core.decode_time import DecodeTime, Line, Sample
 from fairlead.core.observation import LEAST_DECODE_TOKENS
 from fairlead.errors import UserError
 from fairlead.tools.replay.calibration import from_lines, line_of
+from fairlead.tools.replay.decode_time import DecodeLine, DecodeTime, Sample
 from fairlead.tools.simulate.parameters import EngineParameters
 
 LEAST_ANSWERS: Final = 100  # for a model, or for an engine with its own constants
@@ -192,7 +192,7 @@ def _fitted(engines: Sequence[Sequence[_Answer]]) -> EngineParameters:
     return from_lines((fixed_ms, prefill_ms), (line.alone_ms - sequence_ms, sequence_ms))
 
 
-def _line(engines: Sequence[Sequence[_Answer]], prefill_ms: float) -> Line:
+def _line(engines: Sequence[Sequence[_Answer]], prefill_ms: float) -> DecodeLine:
     decode = DecodeTime(MOST_ANSWERS * len(engines))
     for answers in engines:
         for sample in _samples(answers, prefill_ms):
@@ -223,7 +223,7 @@ def _error(parameters: EngineParameters, answers: Sequence[_Answer]) -> float:
     """The median relative error of a token's time; 0 if no answer is known."""
     alone_ms = parameters.decoding_step_ms(1)
     prefill_ms = parameters.prefill_ms_per_token
-    line = Line(alone_ms, parameters.decode_ms_per_sequence / alone_ms, prefill_ms)
+    line = DecodeLine(alone_ms, parameters.decode_ms_per_sequence / alone_ms, prefill_ms)
     errors = [abs(line.ms_per_token(each) / each.ms_per_token - 1.0) for each in _samples(answers, prefill_ms)]
     return median(errors) if errors else 0.0
 

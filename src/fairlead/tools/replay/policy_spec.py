@@ -21,8 +21,10 @@ from fairlead.core.migration import Rules
 from fairlead.core.policy import Policy
 from fairlead.errors import UserError
 from fairlead.policies import build_policy
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.moving import CONNECTORS, Moving, MovingSimulation
-from fairlead.tools.replay.simulation import AttemptRecord, Simulation
+from fairlead.tools.replay.prefill_decode import PrefillDecodeSimulation
+from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Conversation, Workload, cut_runs
 from fairlead.tools.replay.world import World
 
@@ -57,7 +59,8 @@ class PolicySpec(msgspec.Struct, frozen=True):
         """A run of this policy in `world` as it sees it."""
         seen, policy = self.world(world), self.policy()
         if self.moving is None:
-            return Simulation(seen, workload, policy, seed=seed, sink=sink, progress=progress)
+            kind = PrefillDecodeSimulation if seen.has_roles else Simulation
+            return kind(seen, workload, policy, seed=seed, sink=sink, progress=progress)
         return MovingSimulation(seen, workload, policy, self.moving, seed=seed, sink=sink, progress=progress)
 
     def world(self, world: World) -> World:
@@ -116,7 +119,7 @@ def _moving(text: str, whole: str) -> Moving:
     unknown = sorted(rules.keys() - set(Rules.__struct_fields__))
     if unknown:
         known = ", ".join(Rules.__struct_fields__)
-        raise UserError(f'policy "{whole}": no rule for moving is called "{unknown[0]}"; known are: {known}')
+        raise UserError(f'policy "{whole}": no rule for moving is called "{unknown[0]}"; known names: {known}')
     try:
         return Moving(how, msgspec.convert(rules, Rules))
     except msgspec.ValidationError as error:

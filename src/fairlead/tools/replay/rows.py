@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from fairlead.tools.replay.simulation import AttemptRecord, RunCounts
+from fairlead.tools.replay.attempts import AttemptRecord, RunCounts
 
 _CHUNK: Final = 50_000
 NEAREST_RANK: Final = "equiprobable"  # in polars' words; as `fairlead.statistics.quantile`

@@ -7,14 +7,13 @@ engines is as old as the sidecar's: scraped reports, probed round trips, and fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from heapq import heappop, heappush
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from math import exp
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-import msgspec
 from xxhash import xxh3_64_intdigest
 
 from fairlead.api.usage import Usage
@@ -24,70 +23,19 @@ from fairlead.core.in_flight import InFlight
 from fairlead.core.learning import Learner
 from fairlead.core.lengths import bucket_of
 from fairlead.core.policy import Policy, Refusal
-from fairlead.core.reported import EngineReport, aged, following
+from fairlead.core.reported import EngineReport
 from fairlead.core.router import Router
 from fairlead.errors import UserError
+from fairlead.tools.replay.agenda import Agenda
+from fairlead.tools.replay.attempts import Asked, AttemptRecord, RunCounts
+from fairlead.tools.replay.engines import Engines
 from fairlead.tools.replay.sidecar import Sidecar
 from fairlead.tools.replay.workload import Turn, Workload
 from fairlead.tools.replay.world import EngineSpec, World
-from fairlead.tools.simulate.engine import Engine, EngineRequest, EventKind, RequestRefusedError
+from fairlead.tools.simulate.engine import Engine
+from fairlead.tools.simulate.engine_request import EngineRequest, Event, EventKind, RequestRefusedError
 
 HTTP_OK: Final = 200
-_STALE_S: Final = 1.0  # after which a report that could not be renewed is stale
-_STEP, _OTHER = 0, 1  # an engine's steps up to a time come before other events at that time
-
-
-class AttemptRecord(NamedTuple):
-    """One attempt, ended: a row of the results. Times are simulated ms; -1 stands for no endpoint and no time."""
-
-    conversation: int
-    turn: int
-    attempt: int  # from 1
-    session: int  # a digest, 0 for none
-    endpoint: int  # its index in the world
-    model: str
-    why: str  # reason of the decision; "refused" if no engine could take it
-    prompt_tokens: int
-    output_tokens: int
-    expected_tokens: int  # prompt tokens that the router expected to be cached
-    cached_tokens: int  # prompt tokens that were cached
-    asked_ms: float  # when the first attempt was sent
-    sent_ms: float
-    first_token_ms: float  # from sent_ms
-    total_ms: float  # from sent_ms
-    right: bool
-
-
-class RunCounts(msgspec.Struct):
-    """Counts of a run that its rows do not show."""
-
-    sent: int = 0
-    refused: int = 0  # by every engine, or too long for the chosen one
-    dropped: int = 0  # later turns of a conversation that a refusal ended
-    preemptions: int = 0
-    moves: int = 0  # of sessions off hot endpoints
-    moves_back: int = 0  # back to the session's previous endpoint
-    busy_ms: tuple[float, ...] = ()  # for each engine: time with a step under way
-
-
-class Asked(msgspec.Struct, eq=False):
-    """An attempt under way."""
-
-    conversation: int
-    turn: int
-    attempt: int
-    attempted: tuple[str, ...]
-    asked_ms: float
-    sent_ms: float
-    sidecar: Sidecar
-    in_flight: InFlight
-    endpoint: int
-    half_rtt_ms: float
-    prefix: tuple[int, ...]
-    observed: bool = False
-    handed_over: bool = False  # to an engine that only decodes, after its first token
-    first_token_ms: float = 0.0
-    cached_tokens: int = 0
 
 
 class Simulation:
@@ -106,8 +54,7 @@ class Simulation:
         self.world = world
         self.workload = workload
         self.counts = RunCounts()
-        self.now_ms = 0.0
-        self.engines: list[Engine] = []
+        self.agenda = Agenda(len(workload.conversations))
         self.sidecars = [
             Sidecar(world, policy, workload.block_tokens, f"{seed} {number}" if number else str(seed))
             for number in range(world.sidecars.count)
@@ -118,18 +65,22 @@ class Simulation:
         self._places = {spec.address: place for place, spec in enumerate(world.endpoints)}
         self._rtts = [world.rtt(spec.region) for spec in world.endpoints]
         self._asked: dict[str, Asked] = {}
-        self._due: list[float | None] = []
-        self._busy_since: list[float | None] = []
-        self._busy_ms: list[float] = []
-        self._add_engines(
+        self._engines = Engines(self.agenda, self._on_event)
+        self._engines.add(
             [
                 Engine(spec.parameters(workload.block_tokens), world.pace.of_engine(seed, place))
                 for place, spec in enumerate(world.endpoints)
             ]
         )
-        self._heap: list[tuple[float, int, int, Callable[[float, Any], None], Any]] = []
         self._numbers = count()
-        self._open = len(workload.conversations)  # conversations that have not ended
+
+    @property
+    def now_ms(self) -> float:
+        return self.agenda.now_ms
+
+    @property
+    def engines(self) -> list[Engine]:
+        return self._engines.all
 
     @property
     def router(self) -> Router:
@@ -146,43 +97,29 @@ class Simulation:
         """Of the first sidecar."""
         return self.sidecars[0].learner
 
-    def _add_engines(self, engines: Sequence[Engine]) -> None:
-        self.engines += engines
-        self._due += [None] * len(engines)
-        self._busy_since += [None] * len(engines)
-        self._busy_ms += [0.0] * len(engines)
-
     def run(self) -> None:
         """Run until every conversation has ended."""
-        heap = self._heap
-        self._at(self.workload.conversations[0].start_ms, self._start, 0)
-        every_ms = 1e3 * self.world.observation.scrape_s / len(self.sidecars)
+        agenda, observation = self.agenda, self.world.observation
+        agenda.at(self.workload.conversations[0].start_ms, self._start, 0)
+        apart_ms = 1e3 * observation.scrape_s / len(self.sidecars)
         for number, sidecar in enumerate(self.sidecars):
-            self._at(number * every_ms, self._scrape, sidecar)
-        self._at(1e3 * self.world.observation.learn_s, self._tend, None)
+            agenda.every(observation.scrape_s, number * apart_ms, partial(self._scrape, sidecar))
+        agenda.every(observation.learn_s, 1e3 * observation.learn_s, self._learn)
         if self.world.sidecars.load_every_s is not None:
-            self._at(0.0, self._share_load, self.world.sidecars.load_every_s)
-        for place in range(len(self.world.endpoints)):
-            arrivals = self.world.foreign.arrivals(self._seed, place, self.workload.block_tokens)
-            self._await_foreign((place, arrivals))
+            agenda.every(self.world.sidecars.load_every_s, 0.0, self._share_load)
+        self._engines.begin_foreign(self.world, self._seed, self.workload.block_tokens)
         if not all(rtt.constant for rtt in self._rtts):
-            self._at(0.0, self._probe, None)
-        while heap:
-            now_ms, _, _, handle, argument = heappop(heap)
-            self.now_ms = now_ms
-            handle(now_ms, argument)
+            agenda.every(observation.rtt_s, 0.0, self._probe)
+        agenda.run()
         self.counts.preemptions = sum(engine.counters.preemptions for engine in self.engines)
-        self.counts.busy_ms = tuple(self._busy_ms)
-
-    def _at(self, time_ms: float, handle: Callable[[float, Any], None], argument: Any) -> None:
-        heappush(self._heap, (time_ms, _OTHER, next(self._numbers), handle, argument))
+        self.counts.busy_ms = tuple(self._engines.busy_ms)
 
     # ---- clients ------------------------------------------------------------------------------------------------
 
     def _start(self, now_ms: float, number: int) -> None:
         conversations = self.workload.conversations
         if number + 1 < len(conversations):
-            self._at(conversations[number + 1].start_ms, self._start, number + 1)
+            self.agenda.at(conversations[number + 1].start_ms, self._start, number + 1)
         self._ask(now_ms, (number, 0, (), now_ms))
 
     def _ask(self, now_ms: float, what: tuple[int, int, tuple[str, ...], float]) -> None:
@@ -202,6 +139,8 @@ class Simulation:
             prefix=turn.blocks(),
             block_tokens=self.workload.block_tokens * error,
         )
+        if turn.model in self.world.adapters:
+            facts = facts.of_adapter(turn.model)
         self.counts.sent += 1
         self._admit(now_ms, facts, what)
 
@@ -224,21 +163,24 @@ class Simulation:
                 raise UserError(f'the trace asks for "{facts.model}", which no engine of this world serves')
             self._refused(now_ms, number, place, len(attempted) + 1, asked_ms, sent_ms)
             return None
-        in_flight.sent(facts, now_ms / 1e3)
         endpoint = self._places[in_flight.address]
         half_rtt_ms = self._rtts[endpoint].at(now_ms) / 2
         asked = Asked(
             number, place, len(attempted) + 1, attempted, asked_ms, sent_ms,
             sidecar, in_flight, endpoint, half_rtt_ms, facts.prefix,
         )  # fmt: skip
-        self._send(now_ms, facts, asked)
+        self._launch(now_ms, facts, asked)
         return asked
 
     def _choose(self, router: Router, facts: RequestFacts, now_s: float) -> InFlight | Refusal:
         return router.admit(facts, None, now_s)
 
+    def _launch(self, now_ms: float, facts: RequestFacts, asked: Asked) -> None:
+        asked.in_flight.sent(facts, now_ms / 1e3)
+        self._send(now_ms, facts, asked)
+
     def _send(self, now_ms: float, facts: RequestFacts, asked: Asked) -> None:  # noqa: ARG002
-        self._at(now_ms + asked.half_rtt_ms, self._arrive, asked)
+        self.agenda.at(now_ms + asked.half_rtt_ms, self._arrive, asked)
 
     def _answered(self, now_ms: float, asked: Asked) -> None:
         """The client has the whole answer: it asks again if it is wrong, else goes on with its conversation."""
@@ -277,9 +219,9 @@ class Simulation:
         if self._progress is not None:
             self._progress(1)
         if place + 1 < len(turns):
-            self._at(now_ms + turns[place + 1].think_ms, self._ask_first, (number, place + 1))
+            self.agenda.at(now_ms + turns[place + 1].think_ms, self._ask_first, (number, place + 1))
         else:
-            self._open -= 1
+            self.agenda.open -= 1
 
     def _ask_first(self, now_ms: float, what: tuple[int, int]) -> None:
         self._ask(now_ms, (*what, (), now_ms))
@@ -290,7 +232,7 @@ class Simulation:
         turn = turns[place]
         self.counts.refused += 1
         self.counts.dropped += len(turns) - place - 1
-        self._open -= 1
+        self.agenda.open -= 1
         if self._progress is not None:
             self._progress(len(turns) - place)
         self._sink(
@@ -352,93 +294,49 @@ class Simulation:
 
     def _submit(self, now_ms: float, asked: Asked, place: int, prompt_tokens: int, output_tokens: int) -> None:
         name = str(next(self._numbers))
+        self._asked[name] = asked
         try:
-            self.engines[place].submit(EngineRequest(name, prompt_tokens, output_tokens, asked.prefix), now_ms)
+            adapter = asked.in_flight.request.adapter
+            request = EngineRequest(name, prompt_tokens, output_tokens, asked.prefix, adapter=adapter)
+            self._engines.submit(place, request, now_ms)
         except RequestRefusedError:
+            del self._asked[name]
             asked.in_flight.withdraw(now_ms / 1e3)
             self._refused(now_ms, asked.conversation, asked.turn, asked.attempt, asked.asked_ms, asked.sent_ms)
-            return
-        self._asked[name] = asked
-        self._got(place, now_ms)
-
-    def _got(self, place: int, now_ms: float) -> None:
-        """An engine has another request."""
-        if self._busy_since[place] is None:
-            self._busy_since[place] = now_ms
-        self._plan_step(place, now_ms)
-
-    def _await_foreign(self, what: tuple[int, Iterator[tuple[float, EngineRequest]]]) -> None:
-        place, arrivals = what
-        arrival = next(arrivals, None)
-        if arrival is not None:
-            self._at(arrival[0], self._foreign, (place, arrivals, arrival[1]))
-
-    def _foreign(self, now_ms: float, what: tuple[int, Iterator[tuple[float, EngineRequest]], EngineRequest]) -> None:
-        """A request of somebody else reaches an engine; nobody here waits for its answer."""
-        place, arrivals, request = what
-        if not self._open:
-            return
-        try:
-            self.engines[place].submit(request, now_ms)
-        except RequestRefusedError as error:
-            raise UserError(f"foreign requests do not fit the engines of this world: {error}") from None
-        self._got(place, now_ms)
-        self._await_foreign((place, arrivals))
 
     def _turn(self, asked: Asked) -> Turn:
         return self.workload.conversations[asked.conversation].turns[asked.turn]
 
-    def _plan_step(self, place: int, now_ms: float) -> None:
-        due_ms = self.engines[place].next_step_ms()
-        if due_ms is None:
-            self._due[place] = None
-            self._busy_ms[place] += now_ms - (self._busy_since[place] or 0.0)
-            self._busy_since[place] = None
-        elif due_ms != self._due[place]:
-            self._due[place] = due_ms
-            heappush(self._heap, (due_ms, _STEP, next(self._numbers), self._step, place))
+    def _on_event(self, now_ms: float, event: Event) -> None:
+        if event.request_id not in self._asked:
+            return  # somebody else's
+        if event.kind is EventKind.FINISHED:
+            self._finished(now_ms, self._asked.pop(event.request_id))
+        elif event.kind is EventKind.FIRST_TOKEN:
+            self._first_token(now_ms, self._asked[event.request_id], event.cached_tokens)
 
-    def _step(self, now_ms: float, place: int) -> None:
-        if now_ms != self._due[place]:
-            return  # something arrived meanwhile, and the step ends at another time
-        self._due[place] = None
-        for event in self.engines[place].step(now_ms):
-            if event.request_id not in self._asked:
-                continue  # somebody else's
-            if event.kind is EventKind.FINISHED:
-                self._finished(now_ms, self._asked.pop(event.request_id))
-            elif event.kind is EventKind.FIRST_TOKEN:
-                asked = self._asked[event.request_id]
-                if asked.handed_over:
-                    continue
-                asked.first_token_ms = now_ms
-                asked.cached_tokens = event.cached_tokens
-                budget = asked.sidecar.budget
-                if budget.open(asked.in_flight.address, now_ms / 1e3):
-                    budget.ended(self._turn(asked).output_tokens, streamed=True)
-                    asked.observed = True
-                    self._at(now_ms + asked.half_rtt_ms, self._first_token_seen, asked)
-        self._plan_step(place, now_ms)
+    def _first_token(self, now_ms: float, asked: Asked, cached_tokens: int) -> None:
+        if asked.handed_over:
+            return
+        asked.first_token_ms = now_ms
+        asked.cached_tokens = cached_tokens
+        budget = asked.sidecar.budget
+        if budget.open(asked.in_flight.address, now_ms / 1e3):
+            budget.ended(self._turn(asked).output_tokens, streamed=True)
+            asked.observed = True
+            self.agenda.at(now_ms + asked.half_rtt_ms, self._first_token_seen, asked)
 
     def _finished(self, now_ms: float, asked: Asked) -> None:
         """The engine has finished, and the answer travels to the client."""
-        self._at(now_ms + asked.half_rtt_ms, self._answered, asked)
+        self.agenda.at(now_ms + asked.half_rtt_ms, self._answered, asked)
 
     def _first_token_seen(self, now_ms: float, asked: Asked) -> None:
         asked.in_flight.first_token(now_ms / 1e3)
 
     # ---- off the request path -------------------------------------------------------------------------------------
 
-    def _scrape(self, now_ms: float, sidecar: Sidecar) -> None:
-        lost, now_s = self.world.observation.lost_reports, now_ms / 1e3
-        for endpoint, engine, spec in zip(sidecar.endpoints, self.engines, self.world.endpoints, strict=False):
-            if lost and sidecar.lost.random() < lost:
-                endpoint.reported(aged(endpoint.report, now_s, _STALE_S))
-                continue
-            report = self._report_of(engine, spec, now_ms)
-            endpoint.reported(following(endpoint.report, report, _STALE_S))
-        if self._open:
-            self._at(now_ms + 1e3 * self.world.observation.scrape_s, self._scrape, sidecar)
+    def _scrape(self, sidecar: Sidecar, now_ms: float) -> None:
+        sidecar.scrape(self.engines, self._report_of, now_ms)
 
     def _report_of(self, engine: Engine, spec: EngineSpec, now_ms: float) -> EngineReport:
         return EngineReport(
@@ -446,28 +344,23 @@ class Simulation:
             waiting_requests=engine.waiting,
             kv_usage=engine.kv_usage,
             kv_capacity_tokens=spec.kv_tokens,
+            adapter_slots=engine.parameters.adapter_slots if self.world.adapters else None,
+            running_adapters=engine.adapters.running,
+            waiting_adapters=engine.waiting_adapters,
             read_s=now_ms / 1e3,
             changed_s=now_ms / 1e3,
             stale=False,
         )
 
-    def _tend(self, now_ms: float, _: None) -> None:
+    def _learn(self, _: float) -> None:
         for sidecar in self.sidecars:
-            sidecar.learner.settle(sidecar.router.pool)
-        if self._open:
-            self._at(now_ms + 1e3 * self.world.observation.learn_s, self._tend, None)
+            sidecar.learn()
 
-    def _share_load(self, now_ms: float, every_s: float) -> None:
+    def _share_load(self, _: float) -> None:
         sent = [[endpoint.own for endpoint in sidecar.endpoints] for sidecar in self.sidecars]
         for number, sidecar in enumerate(self.sidecars):
             sidecar.peers_reported(sent, number)
-        if self._open:
-            self._at(now_ms + 1e3 * every_s, self._share_load, every_s)
 
-    def _probe(self, now_ms: float, _: None) -> None:
-        alpha = self.world.observation.rtt_alpha
+    def _probe(self, now_ms: float) -> None:
         for sidecar in self.sidecars:
-            for endpoint, rtt in zip(sidecar.endpoints, self._rtts, strict=True):
-                endpoint.rtt_ms += alpha * (rtt.at(now_ms) - endpoint.rtt_ms)
-        if self._open:
-            self._at(now_ms + 1e3 * self.world.observation.rtt_s, self._probe, None)
+            sidecar.probe(self._rtts, now_ms)

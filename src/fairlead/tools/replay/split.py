@@ -8,24 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from fairlead.core.policy import Policy
-from fairlead.tools.replay.simulation import Asked, AttemptRecord, Simulation
+from fairlead.tools.replay.attempts import Asked, AttemptRecord
+from fairlead.tools.replay.network import Link
+from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import EngineSpec, World
 from fairlead.tools.simulate.engine import Engine
-
-
-class Link(msgspec.Struct, frozen=True):
-    """How KV travels between two engines."""
-
-    setup_ms: float = 20.0
-    bytes_per_token: float = 98_304.0  # of Qwen3-Coder-30B: EAR gives 3.3 GB for 33,600 tokens
-    bytes_per_s: float = 10e9
-
-    def takes_ms(self, tokens: int) -> float:
-        return self.setup_ms + tokens * self.bytes_per_token / self.bytes_per_s * 1e3
 
 
 class SplitSimulation(Simulation):
@@ -46,7 +35,7 @@ class SplitSimulation(Simulation):
         self.recomputed = 0  # prompts that found no room where they should have been decoded
         self._link = link
         self._first_decoder = len(self.engines)
-        self._add_engines([Engine(spec.parameters(workload.block_tokens)) for spec in decoders])
+        self._engines.add([Engine(spec.parameters(workload.block_tokens)) for spec in decoders])
 
     def _arrive(self, now_ms: float, asked: Asked) -> None:
         self._submit(now_ms, asked, asked.endpoint, self._turn(asked).prompt_tokens, 1)
@@ -58,7 +47,7 @@ class SplitSimulation(Simulation):
             return
         asked.handed_over = True
         asked.in_flight.prefilled()
-        self._at(now_ms + self._link.takes_ms(turn.prompt_tokens), self._decode, asked)
+        self.agenda.at(now_ms + self._link.takes_ms(turn.prompt_tokens), self._decode, asked)
 
     def _decode(self, now_ms: float, asked: Asked) -> None:
         places = range(self._first_decoder, len(self.engines))

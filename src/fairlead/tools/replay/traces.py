@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from fairlead.decision_log.reader import is_decision_log, read_decisions, trace_rows
 from fairlead.errors import UserError
+from fairlead.tools.decisions import is_decision_log, read_decisions, trace_rows
 from fairlead.tools.replay.claude_code import Sampling, read_claude_code
 from fairlead.tools.replay.lines import Line, lines_of
 from fairlead.tools.replay.mooncake import read_mooncake

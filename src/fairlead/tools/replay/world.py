@@ -13,9 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from fairlead.core.capability import NEUTRAL, Capability
-from fairlead.core.endpoint import Endpoint, EndpointSpec
+from fairlead.core.endpoint import Endpoint, EndpointSpec, Role
+from fairlead.core.reported import EngineIdentity
 from fairlead.tools.replay.disturbances import Foreign, Pace
-from fairlead.tools.replay.network import RttSeries, constant
+from fairlead.tools.replay.network import Link, RttSeries, constant
 from fairlead.tools.simulate.parameters import EngineParameters
 
 DEFAULT_KV_TOKENS = 500_000  # an 8B model on one 80 GB card, as the prefix index assumes
@@ -29,6 +30,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     region: str = ""
     engine: EngineParameters = EngineParameters()
     kv_tokens: int = DEFAULT_KV_TOKENS
+    role: Role = "both"
 
     def parameters(self, block_tokens: int) -> EngineParameters:
         blocks = max(1, self.kv_tokens // block_tokens)
@@ -84,6 +86,12 @@ class World(msgspec.Struct, frozen=True):
     pace: Pace = Pace()
     foreign: Foreign = Foreign()
     sidecars: Sidecars = Sidecars()
+    adapters: tuple[str, ...] = ()  # that every engine can load, and turns may ask for
+    link: Link = Link()  # by which KV goes from those that prefill to those that decode
+
+    @property
+    def has_roles(self) -> bool:
+        return any(spec.role != "both" for spec in self.endpoints)
 
     def rtt(self, region: str) -> RttSeries:
         return self.regions.get(region) or _NEAR
@@ -100,12 +108,18 @@ class World(msgspec.Struct, frozen=True):
                     max_model_len=engine.engine.max_model_len,
                     capability=self.retries.believed.get(engine.model, NEUTRAL),
                     region=engine.region,
+                    kv_connector="nixl" if self.has_roles else "",
+                    role=engine.role,
+                    transfer_ms_per_token=self.link.takes_ms(1) - self.link.takes_ms(0),
                 )
             )
             for engine in self.endpoints
         ]
         for endpoint, engine in zip(known, self.endpoints, strict=True):
             endpoint.rtt_ms = self.rtt(engine.region).at(0.0)
+            if self.adapters:
+                models = (engine.model, *self.adapters)
+                endpoint.identified(EngineIdentity(models=models, adapters=self.adapters))
         return known
 
 

@@ -17,10 +17,11 @@ import yaml
 from msgspec import Meta
 
 from fairlead.core.capability import Capability, parse_capability_file
+from fairlead.core.endpoint import Role
 from fairlead.errors import UserError
 from fairlead.tools.replay.calibration import CalibrationFile
 from fairlead.tools.replay.disturbances import Foreign, Pace
-from fairlead.tools.replay.network import RttSeries, constant, read_series
+from fairlead.tools.replay.network import Link, RttSeries, constant, read_series
 from fairlead.tools.replay.world import DEFAULT_KV_TOKENS, EngineSpec, Observation, Retries, Sidecars, World
 from fairlead.tools.simulate.parameters import EngineParameters
 
@@ -51,6 +52,7 @@ class _Group(msgspec.Struct, forbid_unknown_fields=True):
     model: str = "m"
     region: str = ""
     engine: str | _Engine = msgspec.field(default_factory=_Engine)
+    role: Role = "both"
 
 
 class _Retries(msgspec.Struct, forbid_unknown_fields=True):
@@ -72,6 +74,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     pace: Pace = Pace()
     foreign: Foreign = Foreign()
     sidecars: Sidecars = Sidecars()
+    link: Link = Link()
 
 
 def read_world(path: Path) -> World:
@@ -109,7 +112,7 @@ def _world(file: _File, path: Path) -> World:
         for _ in range(group.count):
             number = len(endpoints)
             address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}:8000"
-            endpoints.append(EngineSpec(address, group.model, group.region, engine, kv_tokens))
+            endpoints.append(EngineSpec(address, group.model, group.region, engine, kv_tokens, group.role))
     routes = {name: tuple(models) for name, models in file.routes.items()}
     return World(
         endpoints=tuple(endpoints),
@@ -121,6 +124,7 @@ def _world(file: _File, path: Path) -> World:
         pace=file.pace,
         foreign=file.foreign,
         sidecars=file.sidecars,
+        link=file.link,
     )
 
 
@@ -128,7 +132,7 @@ def _asked(file: _File, endpoints: list[EngineSpec], routes: Mapping[str, Any], 
     known = [*routes, *dict.fromkeys(spec.model for spec in endpoints)]
     asked = file.asked or known[0]
     if asked not in known:
-        raise UserError(f'{path}: asked: "{asked}" is neither a model nor a route; known are: {", ".join(known)}')
+        raise UserError(f'{path}: asked: "{asked}" is neither a model nor a route; known names: {", ".join(known)}')
     return asked
 
 
@@ -138,7 +142,7 @@ def _engine(
     if isinstance(named, str):
         if named not in engines and named not in calibrated:
             known = ", ".join([*engines, *calibrated])
-            raise UserError(f'{where}.engine: no engine is called "{named}"; known are: {known}')
+            raise UserError(f'{where}.engine: no engine is called "{named}"; known names: {known}')
         described = engines.get(named) or _Engine(calibrated=named)
     else:
         described = named

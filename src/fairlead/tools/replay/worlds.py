@@ -109,5 +109,5 @@ def world_called(name: str | None) -> World:
     if name in CHANGES and not Path(name).exists():
         return named_world(name)
     if not Path(name).exists():
-        raise UserError(f"--world {name}: no such file, and no world of that name; known are: {', '.join(CHANGES)}")
+        raise UserError(f"--world {name}: no such file, and no world of that name; known names: {', '.join(CHANGES)}")
     return read_world(Path(name))

@@ -78,7 +78,7 @@ def read_index(path: Path) -> OfflineIndex:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); make it with fairlead reuse build") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: is no index ({error}); make one with fairlead reuse build") from None
+        raise UserError(f"{path}: is not an index ({error}); make one with fairlead reuse build") from None
 
 
 def build_index(contexts: Sequence[Context]) -> OfflineIndex:

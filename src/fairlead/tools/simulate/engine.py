@@ -20,51 +20,15 @@ The caller makes every step that ends by `now_ms` before it calls `submit` or `a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from heapq import heappop, heappush
-from typing import NamedTuple
 
+from fairlead.tools.simulate.adapters import AdapterSlots
+from fairlead.tools.simulate.engine_request import EngineRequest, Event, EventKind, RequestRefusedError, refusal
+from fairlead.tools.simulate.equal_steps import EqualSteps
 from fairlead.tools.simulate.kv_cache import BlockPool
 from fairlead.tools.simulate.parameters import EngineParameters
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
-    """A request as the engine sees it.
-
-    `output_tokens` is the length of its answer, which a real engine learns only at the end; 0 stands for an embedding.
-    `block_hashes` names the full blocks of the prompt, each hash standing for the whole prefix up to it; if the answer
-    is known, it may continue with the blocks of the answer.
-    """
-
-    id: str
-    prompt_tokens: int
-    output_tokens: int
-    block_hashes: Sequence[int] = ()
-    every_token: bool = False
-
-
-class EventKind(Enum):
-    FIRST_TOKEN = "first token"
-    TOKEN = "token"
-    FINISHED = "finished"
-    PREEMPTED = "preempted"
-
-
-class Event(NamedTuple):
-    """A step's event for one request. A request's last token comes with FINISHED, an only token with both."""
-
-    kind: EventKind
-    request_id: str
-    at_ms: float
-    generated_tokens: int
-    cached_tokens: int  # prompt tokens cached when it was first admitted
-
-
-class RequestRefusedError(ValueError):
-    """The request can never fit this engine; the text says why."""
 
 
 class _Running:
@@ -111,6 +75,7 @@ class Engine:
         self._pace = pace
         self.counters = Counters()
         self.pool = BlockPool(parameters.num_blocks)
+        self.adapters = AdapterSlots(parameters)
         self._ids: set[str] = set()  # ids of all requests in the engine
         self._received: deque[tuple[float, _Running]] = deque()  # held by the server, which passes it on then
         self._waiting: deque[_Running] = deque()
@@ -123,11 +88,7 @@ class Engine:
         self._server_free_ms = 0.0  # when the server has passed on everything received
         self._steps = 0  # steps ended so far
         self._due: list[tuple[int, int, _Running]] = []  # heap of (due_step, order, who)
-        # A run is a row of equal steps: step i of it ends at start + (i + 1) * step_ms. Without work it is empty.
-        self._run_start_ms = 0.0
-        self._run_step_ms = 0.0
-        self._run_length = 0
-        self._run_done = 0
+        self._run = EqualSteps()
         self._chunks: list[tuple[_Running, int]] = []  # prefill tokens computed in the run, which then is of one step
 
     @property
@@ -140,22 +101,22 @@ class Engine:
         return len(self._waiting)
 
     @property
+    def waiting_adapters(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each.request.adapter for each in self._waiting if each.request.adapter))
+
+    @property
     def kv_usage(self) -> float:
         """Share of blocks that running requests hold, 0 to 1."""
         return self.pool.used / self.pool.capacity
 
     def generated_by(self, now_ms: float) -> int:
         """Tokens of answers so far, with those of steps of the present run that have ended."""
-        if not self._run_length:
-            return self.counters.generated
-        ended = min(self._run_length, int((now_ms - self._run_start_ms) / self._run_step_ms))
-        return self.counters.generated + max(0, ended - self._run_done) * self._decoding
+        return self.counters.generated + self._run.ended_since(now_ms) * self._decoding
 
     def submit(self, request: EngineRequest, now_ms: float) -> None:
         """Queue a request. Raises RequestRefusedError if it can never fit, ValueError if its id is already here."""
-        refusal = self._refusal(request)
-        if refusal:
-            raise RequestRefusedError(refusal)
+        if why := refusal(request, self.parameters):
+            raise RequestRefusedError(why)
         if request.id in self._ids:
             raise ValueError(f"request {request.id} is already in the engine")
         self._ids.add(request.id)
@@ -191,9 +152,9 @@ class Engine:
         if self._receives_next():
             self._queue(self._received.popleft()[1], now_ms)
             return []
-        self._end_steps(1 if self._every_token else self._run_length - self._run_done)
+        self._end_steps(1 if self._every_token else self._run.length - self._run.done)
         events: list[Event] = []
-        if self._run_done < self._run_length:
+        if self._run.done < self._run.length:
             self._report_every_token(events, now_ms)
             return events
         full: list[_Running] = []  # requests that need a block before their next step
@@ -211,24 +172,9 @@ class Engine:
         self._plan(now_ms, admit=not preempted)
         return events
 
-    def _refusal(self, request: EngineRequest) -> str | None:
-        parameters = self.parameters
-        tokens = request.prompt_tokens + request.output_tokens
-        if request.prompt_tokens < 1 or request.output_tokens < 0:
-            return "a request needs at least one prompt token"
-        if tokens > parameters.max_model_len:
-            return f"{tokens} tokens are more than max_model_len {parameters.max_model_len}"
-        kept_tokens = max(tokens - 1, request.prompt_tokens)  # the last token of an answer is never read again
-        if kept_tokens > parameters.num_blocks * parameters.block_size:
-            return f"{tokens} tokens are more than the KV cache of {parameters.num_blocks * parameters.block_size}"
-        return None
-
     def _step_ends_ms(self) -> float | None:
         """When the current step ends, or the current run of equal steps if no request wants each token."""
-        if not self._run_length:
-            return None
-        done = self._run_done + 1 if self._every_token else self._run_length
-        return self._run_start_ms + done * self._run_step_ms
+        return self._run.ends_ms(each=bool(self._every_token))
 
     def _receives_next(self) -> bool:
         """Whether the next event is that the engine receives a request."""
@@ -244,17 +190,13 @@ class Engine:
 
     def _interrupt(self, now_ms: float) -> None:
         """The batch changes at the next step boundary after `now_ms`; without a step under way, at once."""
-        if not self._run_length:
+        if not self._run.length:
             self._plan(now_ms, admit=True)
             return
-        ended = max(self._run_done, int((now_ms - self._run_start_ms) / self._run_step_ms) - 1)
-        while ended < self._run_length - 1 and self._run_start_ms + (ended + 1) * self._run_step_ms <= now_ms:
-            ended += 1
-        self._end_steps(ended - self._run_done)
-        self._run_length = ended + 1
+        self._end_steps(self._run.cut(now_ms))
 
     def _end_steps(self, count: int) -> None:
-        self._run_done += count
+        self._run.done += count
         self._steps += count
         self.counters.generated += count * self._decoding
         self._held_tokens += count * self._decoding
@@ -351,6 +293,7 @@ class Engine:
         self.pool.release(request.block_hashes, entry.named_blocks, entry.blocks - entry.named_blocks)
         entry.blocks = entry.named_blocks = entry.uncomputed = 0
         del self._running[request.id]
+        self.adapters.end(request.adapter)
 
     def _name_full_blocks(self, entry: _Running, computed_tokens: int) -> None:
         full = min(computed_tokens // self.parameters.block_size, len(entry.request.block_hashes))
@@ -365,27 +308,32 @@ class Engine:
         self._chunks = []
         for entry in self._prefilling:
             budget = self._add_chunk(entry, budget)
+        loads_ms, passed_over = 0.0, []  # requests that wait for a slot for their adapter
         while admit and budget > 0 and self._waiting and len(self._running) < parameters.max_num_seqs:
             entry = self._waiting[0]
-            if not self._admit(entry):
-                break
+            if self.adapters.admits(entry.request.adapter):
+                if not self._admit(entry):
+                    break
+                loads_ms += self.adapters.begin(entry.request.adapter)
+                budget = self._add_chunk(entry, budget)
+            else:
+                passed_over.append(entry)
             self._waiting.popleft()
-            budget = self._add_chunk(entry, budget)
-        self._run_start_ms = now_ms
-        self._run_done = 0
-        self._run_length = 0
+        self._waiting.extendleft(reversed(passed_over))
         if not self._running:
+            self._run.begin(now_ms, 0.0, 0)
             return
-        self._run_step_ms = parameters.step_overhead_ms
-        self._run_step_ms += parameters.prefill_ms_per_token * sum(tokens for _, tokens in self._chunks)
-        if parameters.prefill_ms_per_1k_before:
-            self._run_step_ms += parameters.prefill_ms_per_1k_before * self._tokens_attended() / 1e3
-        if self._decoding:
-            self._run_step_ms += parameters.decode_ms_per_step + parameters.decode_ms_per_sequence * self._decoding
-            self._run_step_ms += parameters.decode_ms_per_1k_held * self._held_tokens / 1e3
+        step_ms = parameters.step_ms(
+            sum(tokens for _, tokens in self._chunks),
+            self._decoding,
+            attended_tokens=self._tokens_attended() if parameters.prefill_ms_per_1k_before else 0.0,
+            held_tokens=self._held_tokens,
+        )
+        step_ms += loads_ms
         if self._pace is not None:
-            self._run_step_ms *= self._pace(now_ms)
-        self._run_length = 1 if self._chunks or (self._waiting and not admit) else self._due[0][0] - self._steps
+            step_ms *= self._pace(now_ms)
+        one = self._chunks or (self._waiting and not admit)
+        self._run.begin(now_ms, step_ms, 1 if one else self._due[0][0] - self._steps)
 
     def _tokens_attended(self) -> float:
         """The sum, over the prompt tokens computed next, of the tokens of their prompt before each."""

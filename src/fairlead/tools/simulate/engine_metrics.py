@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Final
 
@@ -86,6 +87,20 @@ class _VllmPage(Page):
     version = "0.32.0"
     labels: ClassVar = {"engine": "0"}
 
+    def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
+        super().__init__(engine, labels)
+        self._adapters_since: dict[
+            tuple[str, str], float
+        ] = {}  # by running and waiting ones: when they last were these
+
+    def _adapters_in_use(self) -> Metric:
+        """A series for each set that ever was, without the page's usual labels; of these vLLM forgets none either."""
+        names = ["max_lora", "waiting_lora_adapters", "running_lora_adapters"]
+        family = GaugeMetricFamily("vllm:lora_requests_info", "Running stats on lora requests.", labels=names)
+        for (running, waiting), at_s in self._adapters_since.items():
+            family.add_metric([str(self._engine.parameters.adapter_slots), waiting, running], at_s)
+        return family
+
     def collect(self) -> Iterator[Metric]:
         engine, counters, parameters = self._engine, self._engine.counters, self._engine.parameters
         yield self._gauge("vllm:num_requests_running", "Number of requests in model execution batches.", engine.running)
@@ -109,6 +124,11 @@ class _VllmPage(Page):
         for source, tokens in sources.items():
             by_source.add_metric([*self._labels.values(), source], tokens)
         yield by_source
+        running, waiting = engine.adapters.running, engine.waiting_adapters
+        if running or waiting or self._adapters_since:
+            in_use = ",".join(running), ",".join(waiting)
+            self._adapters_since[in_use] = time.time()
+            yield self._adapters_in_use()
         yield self._gauge(
             "vllm:cache_config_info",
             "Information of the LLMEngine CacheConfig",
@@ -135,6 +155,10 @@ class _SglangPage(Page):
         yield self._gauge("sglang:cache_hit_rate", "The prefix cache hit rate.", hit_rate)
         prompt_tokens = counters.prompt_computed + counters.prompt_cached
         yield self._gauge("sglang:page_size", "The page size of the KV cache.", parameters.block_size)
+        if engine.adapters.loads:
+            slots, used = parameters.adapter_slots, min(parameters.adapter_slots, engine.adapters.loads)
+            yield self._gauge("sglang:lora_pool_slots_used", "LoRA slots in use.", used)
+            yield self._gauge("sglang:lora_pool_slots_total", "LoRA slots.", slots)
         whole = {"is_streaming": "false"}  # all of them: the model of the engine does not know who streams
         if prompt_tokens:
             yield self._counter("sglang:prompt_tokens", "Number of prefill tokens processed.", prompt_tokens, **whole)

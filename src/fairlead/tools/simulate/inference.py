@@ -34,9 +34,11 @@ class Inference:
         exchange: KvExchange | None = None,
         *,
         names: Collection[str] | None,
+        adapters: Collection[str] = (),
     ) -> None:
         self._model = model
         self._names = names  # that requests may ask for; None: any
+        self._adapters = adapters
         self._realtime = realtime
         self._answerer = answerer
         self._exchange = exchange
@@ -45,12 +47,14 @@ class Inference:
     async def generate(self, request: web.Request, dialect: ReplyFormat, body: dict[str, Any]) -> web.StreamResponse:
         self.check_model(body)
         ask = dialect.read(body)
-        prompt = self.tokens_of(ask.prompt, ask.cache_salt)
+        adapter = self._adapter(body)
+        prompt = self.tokens_of(ask.prompt, ask.cache_salt + adapter)
         answer = self._answer(ask, prompt.count)
         transfer = body.get("kv_transfer_params") if self._exchange is not None else None
         if self._exchange is not None and isinstance(transfer, dict):
             await self._exchange.take(transfer, prompt)
-        generation = self._realtime.submit(prompt, prompt.followed_by(ids_of(answer.tokens)), every_token=ask.stream)
+        whole_answer = prompt.followed_by(ids_of(answer.tokens))
+        generation = self._realtime.submit(prompt, whole_answer, every_token=ask.stream, adapter=adapter)
         try:
             if ask.stream:
                 return await self._stream(request, dialect, ask, prompt, answer, generation)
@@ -91,6 +95,11 @@ class Inference:
         model = body.get("model")
         if model is not None and self._names is not None and model not in self._names:
             raise AskError(f"The model `{model}` does not exist.", status=404, param="model")
+
+    def _adapter(self, body: dict[str, Any]) -> str:
+        """That the body names, as its model; SGLang's is `base:adapter`."""
+        name = str(body.get("model")).removeprefix(f"{self._model}:")
+        return name if name in self._adapters else ""
 
     def tokens_of(self, prompt: str | list[int], salt: str = "") -> Tokens:
         if isinstance(prompt, str):

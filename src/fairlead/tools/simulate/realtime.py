@@ -11,7 +11,8 @@ import itertools
 import time
 from collections.abc import Callable
 
-from fairlead.tools.simulate.engine import Engine, EngineRequest, EventKind
+from fairlead.tools.simulate.engine import Engine
+from fairlead.tools.simulate.engine_request import EngineRequest, EventKind
 from fairlead.tools.simulate.tokens import Tokens
 
 
@@ -54,7 +55,7 @@ class RealtimeEngine:
         self._generations: dict[str, Generation] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def submit(self, prompt: Tokens, whole: Tokens, *, every_token: bool) -> Generation:
+    def submit(self, prompt: Tokens, whole: Tokens, *, every_token: bool, adapter: str = "") -> Generation:
         """Start generating: `whole` is the prompt with its answer. Raises RequestRefusedError."""
         now_ms = self._advance()
         request = EngineRequest(
@@ -63,6 +64,7 @@ class RealtimeEngine:
             output_tokens=whole.count - prompt.count,
             block_hashes=whole.block_hashes,
             every_token=every_token,
+            adapter=adapter,
         )
         self.engine.submit(request, now_ms)
         generation = self._generations[request.id] = Generation(request.id, now_ms)

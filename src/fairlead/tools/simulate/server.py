@@ -33,8 +33,9 @@ from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.tools.simulate import asks, sglang, wire
 from fairlead.tools.simulate.answers import Answerer
 from fairlead.tools.simulate.asks import AskError
-from fairlead.tools.simulate.engine import Engine, RequestRefusedError
+from fairlead.tools.simulate.engine import Engine
 from fairlead.tools.simulate.engine_metrics import PAGES, EngineMetrics
+from fairlead.tools.simulate.engine_request import RequestRefusedError
 from fairlead.tools.simulate.faults import Fault, Faults, Leg, parse_fault
 from fairlead.tools.simulate.inference import Inference
 from fairlead.tools.simulate.kv_exchange import KvExchange, KvOptions
@@ -136,7 +137,9 @@ class _Server:
         answerer = Answerer(options.model, options.capability, options.seed)
         self._is_sglang = options.kind == "sglang"
         names = None if self._is_sglang else {options.model, *options.adapters}  # SGLang answers to any name
-        self._inference = Inference(options.model, self.realtime, answerer, self.exchange, names=names)
+        self._inference = Inference(
+            options.model, self.realtime, answerer, self.exchange, names=names, adapters=options.adapters
+        )
         self._started_s = int(time.time())
         self._last_request: dict[str, Any] | None = None
 
@@ -242,7 +245,7 @@ class _Server:
         return wire.json_response({"object": "list", "data": [base, *adapters]})
 
     async def _health(self, _request: web.Request) -> web.StreamResponse:
-        return await sglang.health(self._options.time_scale) if self._is_sglang else web.Response()
+        return await sglang.health(self.engine, self._options.time_scale) if self._is_sglang else web.Response()
 
     async def _server_info(self, _request: web.Request) -> web.StreamResponse:
         options = self._options

@@ -1,7 +1,7 @@
 """What a simulated SGLang does that a vLLM does not: its pages, its full queue, its names of adapters.
 
-As a real 0.5.23 does: `/health` generates a token and looks for it once a second; an unknown model is answered by the
-base model; a full queue is a 503, and in a stream a 200 whose first event is the error.
+As a real 0.5.23 does: `/health` generates a token and looks once a second for one, whosever it is; an unknown model is
+answered by the base model; a full queue is a 503, and in a stream a 200 whose first event is the error.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fairlead.tools.simulate.engine import Engine
 
 VERSION: Final = "0.5.23"
 _HEALTH_S: Final = 1.0
+_HEALTH_TRIES: Final = 20  # then it gives up
 _STREAM_HEADERS: Final = {"content-type": "text/event-stream; charset=utf-8"}
 _FULL: Final = {
     "object": "error",
@@ -27,9 +28,14 @@ _FULL: Final = {
 }
 
 
-async def health(time_scale: float) -> web.StreamResponse:
-    await asyncio.sleep(_HEALTH_S / time_scale)
-    return web.Response()
+async def health(engine: Engine, time_scale: float) -> web.StreamResponse:
+    """An idle engine generates its token at once; a busy one is well once anybody got one."""
+    before = engine.counters.generated
+    for _ in range(_HEALTH_TRIES):
+        await asyncio.sleep(_HEALTH_S / time_scale)
+        if not engine.running or engine.counters.generated > before:
+            return web.Response()
+    return web.Response(status=503)
 
 
 async def ready(_request: web.Request) -> web.StreamResponse:

@@ -27,8 +27,9 @@ from fairlead.errors import UserError
 from fairlead.policies import build_policy
 from fairlead.statistics import quantile
 from fairlead.tools.estimates import Estimate, estimate
+from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.run import Traffic, workload_of
-from fairlead.tools.replay.simulation import AttemptRecord, Simulation
+from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Conversation, Workload
 from fairlead.tools.replay.world import World
 from fairlead.tuning.fair import SCORED_QUANTILE

@@ -24,7 +24,9 @@ def some_tables(*, lookup_of_long_us: float = 8.0, sessions_bytes: int = 200_000
             PrefixCell(state, n, blocks, 10, 3, lookup_of_long_us if blocks == 2048 else 7.0, 9.0, 40.0, 50.0)
             for n, state, blocks in cells()
         ],
-        crowd=[ManyEndpointsCell(kind, turn, 10, MEDIANS_US[turn], 2000.0) for kind in KINDS for turn in TURNS],
+        many_endpoints=[
+            ManyEndpointsCell(kind, turn, 10, MEDIANS_US[turn], 2000.0) for kind in KINDS for turn in TURNS
+        ],
         memory=[
             Weight("blocks, in prompts of 8", 500_000, 32 << 20, 40 << 20, 4.0),
             Weight("sessions", 1_000_000, sessions_bytes, None, 5.0),

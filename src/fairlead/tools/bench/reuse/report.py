@@ -15,7 +15,7 @@ from fairlead.tools.bench.reuse.shares import LIMITED, Shares
 from fairlead.tools.bench.reuse.speed import PAPER_US, Build, Step
 
 _LIMITS: Final = """\
-- Caches are reckoned, not measured: whole documents (first table) or blocks of 512 bytes (second), tokens as 4 bytes.
+- Caches are computed, not measured: whole documents (first table) or blocks of 512 bytes (second), tokens as 4 bytes.
 - The real lists are of few conversations about few corpora. The texts of the second table are made up, in the real \
 lengths, so nothing but whole documents repeats in them.
 - Nothing here tells whether answers stay as good: the paper's annotations are used, no model was asked.

@@ -19,7 +19,7 @@ def sections(tables: Tables) -> Iterator[str]:
     yield "### Prefix index\n\n" + _prefixes(tables.prefixes)
     yield (
         f"### A decision among {tables.endpoints:,} endpoints with {tables.sessions:,} sessions, {BODY_KIB} KB\n\n"
-        + _many_endpoints(tables.crowd)
+        + _many_endpoints(tables.many_endpoints)
     )
     yield "### Memory\n\n" + _memory(tables.memory)
     yield "### Watches without a request\n\n" + _watches(tables.watches)

@@ -30,7 +30,7 @@ class Tables(msgspec.Struct, frozen=True):
     endpoints: int  # in the pool that decisions choose from
     sessions: int
     prefixes: list[prefixes.PrefixCell]
-    crowd: list[many_endpoints.ManyEndpointsCell]
+    many_endpoints: list[many_endpoints.ManyEndpointsCell]
     memory: list[memory.Weight]
     watches: watches.Watches
 

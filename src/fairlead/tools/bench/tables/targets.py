@@ -60,10 +60,9 @@ def _prefix_targets(cells: Sequence[PrefixCell]) -> Iterator[Target]:
 
 
 def _many_endpoints_target(tables: Tables) -> Target:
-    worst = max(
-        (cell for cell in tables.crowd if cell.turn != "empty"), key=lambda cell: added_share(tables.crowd, cell)
-    )
-    added = added_share(tables.crowd, worst)
+    cells = tables.many_endpoints
+    worst = max((cell for cell in cells if cell.turn != "empty"), key=lambda cell: added_share(cells, cell))
+    added = added_share(cells, worst)
     return Target(
         what=f"Decision, {tables.endpoints:,} endpoints, {BODY_KIB} KB: added by {tables.sessions:,} sessions",
         aim=f"< {MOST_ADDED_SHARE:.0%}",

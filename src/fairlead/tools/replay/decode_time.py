@@ -10,9 +10,9 @@ from collections import deque
 from statistics import fmean, median
 from typing import Final, NamedTuple
 
+from fairlead.core.endpoint import USUAL_SLOWDOWN
 from fairlead.statistics import least_squares
 
-USUAL_SLOWDOWN: Final = 0.015  # of decoding alone, by each other request; until samples at different loads show it
 _ASSUMED: Final = 1.0  # answers: the weight of the usual values
 _TRUSTED_SHARE: Final = 0.75  # of answers; those farthest from the line had another cause
 
@@ -25,7 +25,7 @@ class Sample(NamedTuple):
     ms_per_token: float
 
 
-class Line(NamedTuple):
+class DecodeLine(NamedTuple):
     """ms per token = alone_ms * (1 + slowdown * concurrent_requests) + prefill_ms * prefilled_tokens."""
 
     alone_ms: float
@@ -52,7 +52,7 @@ class DecodeTime:
     def samples(self) -> int:
         return len(self._samples)
 
-    def line(self, prefill_ms_per_token: float) -> Line:
+    def line(self, prefill_ms_per_token: float) -> DecodeLine:
         """The line that fits best in relative terms; needs one sample. `prefill_ms_per_token` is assumed beforehand."""
         samples = list(self._samples)
         first = _fitted(samples, prefill_ms_per_token)
@@ -60,7 +60,7 @@ class DecodeTime:
         return _fitted(samples[: max(1, int(_TRUSTED_SHARE * len(samples)))], prefill_ms_per_token)
 
 
-def _fitted(samples: list[Sample], prefill_ms_per_token: float) -> Line:
+def _fitted(samples: list[Sample], prefill_ms_per_token: float) -> DecodeLine:
     """Ridge regression with relative errors: a constant that the samples do not determine keeps its usual value."""
     concurrent, prefilled, took_ms = (list(column) for column in zip(*samples, strict=True))
     typical_ms = median(took_ms)
@@ -75,4 +75,4 @@ def _fitted(samples: list[Sample], prefill_ms_per_token: float) -> Line:
     columns = ([1.0] * len(samples), concurrent, prefilled)
     alone_ms, each_ms, prefill_ms = least_squares(columns, took_ms, weights, assumed)
     alone_ms = max(alone_ms, 0.1 * min(took_ms))
-    return Line(alone_ms, min(max(each_ms / alone_ms, 0.0), 1.0), max(prefill_ms, 0.0))
+    return DecodeLine(alone_ms, min(max(each_ms / alone_ms, 0.0), 1.0), max(prefill_ms, 0.0))

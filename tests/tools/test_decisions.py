@@ -7,8 +7,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fairlead.decision_log import files, reader
+from fairlead.decision_log import files
 from fairlead.errors import UserError
+from fairlead.tools import decisions as reader
 from tests.decision_log.world import USUAL, decisions
 
 

@@ -16,14 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.client import Retry, ask
-from fairlead.core.facts import RequestFacts
-from fairlead.core.policy import Decision, Outcome
+from fairlead.core.policy import Ended
 from fairlead.core.pool import Pool
 from fairlead.core.router import Router
-from fairlead.decision_log.columns import Anonymous, Ended
+from fairlead.decision_log.columns import Anonymous
 from fairlead.decision_log.files import SCHEMA
-from fairlead.decision_log.judged import Judged, judged
 from fairlead.policies import build_policy
+from fairlead.tools.fit.judged import Judged, judged
 from tests.core.world import make_endpoint
 from tests.decision_log.world import decisions
 from tests.extproc.world import (
@@ -123,17 +122,8 @@ class Rows:
     anonymous: Anonymous = field(default_factory=Anonymous)
     rows: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def add(
-        self,
-        request: RequestFacts,
-        decision: Decision,
-        outcome: Outcome,
-        endpoint: str,
-        request_id: bytes,
-        waited_ms: float = 0.0,
-    ) -> None:
-        ended = Ended(request, decision, outcome, endpoint, request_id, float(len(self.rows)), waited_ms)
-        self.rows.append(self.anonymous.row(ended, TRUTH))
+    def add(self, ended: Ended) -> None:
+        self.rows.append(self.anonymous.row(ended, float(len(self.rows)), TRUTH))
 
 
 class World:

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.core.decode_time import USUAL_SLOWDOWN, DecodeTime, Line, Sample
+from fairlead.core.endpoint import USUAL_SLOWDOWN
+from fairlead.tools.replay.decode_time import DecodeLine, DecodeTime, Sample
 
 
-def learned(*samples: tuple[float, float, float]) -> Line:
+def learned(*samples: tuple[float, float, float]) -> DecodeLine:
     time = DecodeTime(101)
     for one in samples:
         time.add(Sample(*one))

@@ -1,4 +1,4 @@
-"""A decision log read back, and as a trace that can be replayed. `judged` reads it as attempts."""
+"""A decision log read back, and as a trace that can be replayed. `fit.judged` reads it as attempts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairlead.errors import UserError
 
 FOLLOWS_WITHIN_S: Final = 600.0  # after a longer pause, a request depends on its user and not on the last answer
 _OK: Final = 200
-_ADDED: Final = frozenset({"question", "last", "waited_ms"})  # columns that older logs do not have
+_ADDED: Final = frozenset({"question", "last", "waited_ms", "evicted"})  # columns that older logs do not have
 _IDENTITY: Final = ("at_s", "total_ms", "request", "session", "prompt", "model", "endpoint", "code")
 
 

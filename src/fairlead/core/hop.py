@@ -1,0 +1,91 @@
+"""What a request has at the endpoint that computes its prompt for another: load, and a prompt in its cache soon.
+
+`InFlight` owns it, and gives it back exactly once: by `done` or by `failed`.
+"""
+
+from __future__ import annotations
+
+from fairlead.core.facts import RequestFacts
+from fairlead.core.ledger import Ticket
+from fairlead.core.observation import Observation
+from fairlead.core.placement import Placement
+from fairlead.core.prefill_decode import PrefillChoice
+
+
+class Hop:
+    """Takes the load in its constructor. Times are of the router's clock."""
+
+    __slots__ = (
+        "_began_s",
+        "_choice",
+        "_placement",
+        "_prefilled_before",
+        "_queued_tokens",
+        "_request",
+        "_ticket",
+        "connector",
+    )
+
+    def __init__(self, placement: Placement, request: RequestFacts, choice: PrefillChoice, now_s: float) -> None:
+        self._placement = placement
+        self._request = request
+        self._choice = choice
+        self._began_s = now_s
+        endpoint = placement.pool.by_address[choice.split.prefiller]
+        uncached = request.tokens - choice.prefiller_cached_tokens
+        self.connector = endpoint.spec.kv_connector
+        self._queued_tokens = endpoint.load.pending_prefill_tokens
+        self._prefilled_before = endpoint.prefilled_tokens
+        self._ticket = Ticket(endpoint, request.tokens, uncached)
+        try:
+            endpoint.prefills.expect(self._ticket, endpoint.speed.prefill_ms_per_token * uncached, now_s)
+            placement.commit(request, endpoint.address, now_s, binds=False)
+        except BaseException:
+            self._ticket.release()
+            raise
+
+    @property
+    def address(self) -> str:
+        return self._choice.split.prefiller
+
+    @property
+    def expected_ms(self) -> float:
+        """From the pick until the prompt is computed."""
+        hops = self._choice.split
+        return hops.rtt_ms + hops.wait_ms + hops.prefill_ms
+
+    def done(self, now_s: float) -> None:
+        """It has computed the prompt, and keeps it in its cache."""
+        self._ticket.prefilled()
+        self._ticket.release()
+        endpoint = self._placement.pool.by_address.get(self.address)
+        if endpoint is not None:
+            endpoint.answered_s = endpoint.served_s = now_s
+            endpoint.health.succeeded()
+
+    def failed(self, now_s: float, *, blames: bool) -> None:
+        """It has not, as far as is known; `blames`: and is at fault."""
+        self._ticket.release()
+        placement, address = self._placement, self.address
+        placement.roll_back(self._request, address, self._choice.prefiller_cached_blocks, self._began_s)
+        endpoint = placement.pool.by_address.get(address)
+        if blames and endpoint is not None:
+            endpoint.request_failed(now_s)
+
+    def observation(self, prompt_tokens: int | None, cached_tokens: int | None, now_s: float) -> Observation:
+        """What its answer shows of its speed; before `done`."""
+        request = self._request
+        endpoint = self._placement.pool.by_address.get(self.address)
+        return Observation(
+            address=self.address,
+            model="" if endpoint is None else endpoint.model,
+            language=request.language,
+            estimated_tokens=request.tokens,
+            queued_tokens=self._queued_tokens,
+            rtt_ms=0.0 if endpoint is None else endpoint.rtt_ms,
+            first_token_ms=(now_s - self._began_s) * 1e3,  # its only one
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            expected_cached_tokens=self._choice.prefiller_cached_tokens,
+            ended_s=now_s,
+        )

@@ -1,0 +1,164 @@
+"""Whether another endpoint computes a request's prompt, or the one that decodes it: the rule, in ms.
+
+    alone = rtt(d) + wait(d) + prefill(d) + stall(d)                                             + decode(d)
+    split = rtt(d) + rtt(p) + wait(p) + prefill(p) + stall(p) + transfer + what is left of wait(d) + decode(d) + step(d)
+
+Prefill is of the part of the prompt that the endpoint has not cached. It delays whatever is in flight there, those that
+decode and those that wait, and `stall` is the sum of these delays: a time that others lose counts as one's own. A split
+takes one step more, as the prompt's last token is computed again where it is decoded. The cheaper way is chosen. A pool
+without roles has nothing to choose from, and no request looks here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from fairlead.core.endpoint import BY_PROXY, Endpoint
+from fairlead.dialects import DIALECTS
+
+if TYPE_CHECKING:
+    from fairlead.core.candidates import Candidate
+
+TRANSFER_SETUP_MS: Final = 10.0  # for one more request, and for the transfer to start
+_SHARED_STORE: Final = "shared"  # engines take KV from it by themselves
+_LONGEST_WAIT_MS: Final = 7_500.0  # at the decode endpoint: half of the shortest time for which a prefill's KV is kept
+
+
+class Hops(msgspec.Struct, frozen=True, gc=False):
+    """Expected ms of one way, by cause. Without a `prefiller` the decode endpoint computes the prompt itself."""
+
+    decoder: str
+    prefiller: str
+    rtt_ms: float
+    wait_ms: float
+    prefill_ms: float
+    stall_ms: float  # that others lose
+    transfer_ms: float
+    decode_ms: float
+
+    def total_ms(self) -> float:
+        waits_ms = self.rtt_ms + self.wait_ms
+        return waits_ms + self.prefill_ms + self.stall_ms + self.transfer_ms + self.decode_ms
+
+
+class PrefillChoice(msgspec.Struct, frozen=True, gc=False):
+    """Both ways of a request, of which the cheaper is taken."""
+
+    alone: Hops
+    split: Hops
+    prefiller_cached_tokens: int = 0  # of the prompt, at the prefiller
+    prefiller_cached_blocks: int = 0
+
+    @property
+    def is_split(self) -> bool:
+        return self.split.total_ms() < self.alone.total_ms()
+
+    @property
+    def taken(self) -> Hops:
+        return self.split if self.is_split else self.alone
+
+
+def prefilling_by_model(endpoints: Iterable[Endpoint]) -> Mapping[str, tuple[Endpoint, ...]]:
+    """Who may compute prompts for others of its model: none unless some endpoint is said to do only one half."""
+    endpoints = tuple(endpoints)
+    split = {e.model for e in endpoints if e.spec.role != "both"}
+    able = [e for e in endpoints if e.model in split and e.spec.role != "decode" and _connects(e)]
+    return {model: tuple(e for e in able if e.model == model) for model in {e.model for e in able}}
+
+
+def prefillers(
+    among: Sequence[Endpoint], name: str | None, subset: Collection[str] | None, draining: Collection[str]
+) -> list[Endpoint]:
+    """Those of `among` that may compute a prompt now; `name` is the model, or an adapter of it, that is asked for."""
+    return [
+        e
+        for e in among
+        if e.health.healthy
+        and (subset is None or e.address in subset)
+        and e.address not in draining
+        and (e.model == name or not e.identity.models or name in e.identity.models)
+    ]
+
+
+def may_pass_on(source: Endpoint, target: Endpoint) -> bool:
+    """Whether the target can take the KV of a prompt that the source has computed, and survives it if that fails."""
+    connector = source.spec.kv_connector
+    if source is target or connector != target.spec.kv_connector:
+        return False
+    return connector == BY_PROXY or all(
+        DIALECTS[e.spec.engine].transfers_safely(e.identity.version) for e in (source, target)
+    )
+
+
+def alone(at: Candidate) -> Hops:
+    prefill_ms = at.prefill_ms_per_token * at.uncached_tokens
+    return Hops(
+        at.address,
+        "",
+        at.rtt_ms,
+        at.prefill_ms_per_token * at.pending_prefill_tokens,
+        prefill_ms,
+        prefill_ms * at.inflight_requests,
+        0.0,
+        _step_ms(at) * at.output_tokens,
+    )
+
+
+def cheapest_split(
+    at: Candidate,
+    decoder: Endpoint,
+    among: Iterable[Endpoint],
+    tokens: int,
+    cached_tokens: Mapping[str, int],
+    transfer_ms_per_token: float,
+) -> Hops | None:
+    """By the best prefiller for a prompt of `tokens` that `at` decodes; None if no one can, or its KV would not keep.
+
+    `cached_tokens` by address; of `at` they are what need not be transferred.
+    """
+    queue_ms = at.prefill_ms_per_token * at.pending_prefill_tokens
+    if queue_ms > _LONGEST_WAIT_MS:
+        return None
+    lacking = tokens - min(cached_tokens.get(at.address, 0), tokens)
+    transfer_ms = TRANSFER_SETUP_MS + transfer_ms_per_token * lacking
+    best: Hops | None = None
+    best_ms = 0.0
+    for e in among:
+        if not may_pass_on(e, decoder):
+            continue
+        load, ms = e._load, e._speed.prefill_ms_per_token
+        prefill_ms = ms * (tokens - min(cached_tokens.get(e.address, 0), tokens))
+        wait_ms, stall_ms = ms * load.pending_prefill_tokens, prefill_ms * load.inflight_requests
+        left_ms = max(0.0, queue_ms - e._rtt_ms - wait_ms - prefill_ms - transfer_ms)
+        hops = Hops(
+            at.address,
+            e.address,
+            at.rtt_ms + e._rtt_ms,
+            wait_ms + left_ms,
+            prefill_ms,
+            stall_ms,
+            transfer_ms,
+            _step_ms(at) * (at.output_tokens + 1),
+        )
+        total_ms = hops.total_ms()
+        if best is None or total_ms < best_ms:
+            best, best_ms = hops, total_ms
+    return best
+
+
+def may_pay(at: Candidate) -> bool:
+    """Whether computing the prompt elsewhere could save anything: it costs more here than a transfer takes to start."""
+    prefill_ms = at.prefill_ms_per_token * at.uncached_tokens
+    queue_ms = at.prefill_ms_per_token * at.pending_prefill_tokens
+    return queue_ms + prefill_ms * (1 + at.inflight_requests) > TRANSFER_SETUP_MS
+
+
+def _step_ms(at: Candidate) -> float:
+    return at.decode_ms_per_token * (1 + at.batch_slowdown * at.inflight_requests)
+
+
+def _connects(endpoint: Endpoint) -> bool:
+    return endpoint.spec.kv_connector not in ("", _SHARED_STORE)

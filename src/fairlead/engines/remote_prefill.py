@@ -1,0 +1,129 @@
+"""Ask one engine to compute a prompt whose answer another will give, and learn how the other gets its KV.
+
+It is an ordinary completion of one token with the connector's parameters (`engines.nixl`, `engines.mooncake`). Giving
+up closes the connection, which aborts the request in the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+
+from fairlead.access import PLAIN, Access
+from fairlead.api.one_token import of_one_token, spans_to_split
+from fairlead.core.histogram import DURATION_SECONDS, Histogram
+from fairlead.engines.ask import UnansweredError, ask_once
+from fairlead.engines.kv_transfer import Connector, Exported, Party, TransferError
+from fairlead.engines.mooncake import Mooncake
+from fairlead.engines.nixl import Nixl
+
+_MOST_BYTES: Final = 8 << 20  # of an answer: NIXL names every block
+_OK: Final = 200
+_LEAST_FAULT: Final = 500
+_CONNECTORS: Final[Mapping[str, Connector]] = {"mooncake": Mooncake(), "nixl": Nixl()}
+
+Header = tuple[bytes, bytes]
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage = _Usage()
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class Prefilled(msgspec.Struct, frozen=True):
+    """A prompt that was computed. Unknown is None, which is not 0."""
+
+    parameters: bytes  # in JSON, for the engine that answers
+    prompt_tokens: int | None
+    cached_tokens: int | None
+
+
+class NotPrefilledError(Exception):
+    """`reason` is one of a fixed set, for counting; `blames`: the engine is at fault."""
+
+    def __init__(self, reason: str, *, blames: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.blames = blames
+
+
+class RemotePrefills:
+    """Counts are since the start. `bootstraps` and `accesses` may be replaced at any time."""
+
+    def __init__(self) -> None:
+        self.bootstraps: Mapping[str, str] = {}  # endpoint address to host:port of its bootstrap server
+        self.accesses: Mapping[str, Access] = {}  # how an endpoint is reached, by its address
+        self.done = 0
+        self.failed: Counter[str] = Counter()  # by reason
+        self.seconds = Histogram(DURATION_SECONDS)
+
+    async def compute(
+        self, address: str, connector: str, path: str, body: bytes, headers: Sequence[Header], within_s: float
+    ) -> Prefilled:
+        """The prompt of `body`, a request to `path`, is computed at `address`. Raises NotPrefilledError."""
+        began_s = time.monotonic()
+        try:
+            prefilled = await self._compute(address, connector, path, body, headers, within_s)
+        except NotPrefilledError as error:
+            self.failed[error.reason] += 1
+            raise
+        self.done += 1
+        self.seconds.observe(time.monotonic() - began_s)
+        return prefilled
+
+    async def _compute(
+        self, address: str, name: str, path: str, body: bytes, headers: Sequence[Header], within_s: float
+    ) -> Prefilled:
+        connector, source = _CONNECTORS.get(name), Party(address, self.bootstraps.get(address, ""))
+        spans = spans_to_split(body)
+        if connector is None or spans is None:
+            raise NotPrefilledError("connector" if connector is None else "one_engine", blames=False)
+        transfer_id = uuid4().hex
+        try:
+            discovered = await connector.discover(source)
+            asked = of_one_token(body, spans, msgspec.json.encode(connector.to_export(transfer_id)))
+            completion = await _ask(address, path, asked, headers, within_s, self.accesses.get(address, PLAIN))
+            details = completion.usage.prompt_tokens_details
+            cached_tokens = None if details is None else details.cached_tokens
+            exported = Exported(cached_tokens, completion.kv_transfer_params)
+            parameters = connector.to_import(transfer_id, source, discovered, exported)
+        except TransferError as error:
+            raise NotPrefilledError(f"{error.stage}_{error.reason}", blames=error.stage == "discover") from None
+        return Prefilled(msgspec.json.encode(parameters), completion.usage.prompt_tokens, cached_tokens)
+
+
+async def _ask(
+    address: str, path: str, body: bytes, headers: Sequence[Header], within_s: float, access: Access
+) -> _Completion:
+    try:
+        answer = await ask_once(address, path, within_s, _MOST_BYTES, post=body, headers=headers, access=access)
+    except UnansweredError as error:
+        raise NotPrefilledError(error.reason, blames=error.reason != "too_large") from None
+    if answer.status != _OK:
+        raise NotPrefilledError("status", blames=answer.status >= _LEAST_FAULT)
+    try:
+        completion = msgspec.json.decode(answer.body, type=_Completion)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise NotPrefilledError("foreign", blames=False) from None
+    if [choice.finish_reason for choice in completion.choices] != ["length"]:
+        raise NotPrefilledError("finish_reason", blames=False)
+    return completion

@@ -1,0 +1,76 @@
+"""A request whose prompt another engine computes first: Envoy holds it meanwhile, then it goes out with its KV's place.
+
+A prefill that fails, or is late, costs the request that time: its own endpoint then computes the prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from fairlead.api import headers as names
+from fairlead.api.edits import with_values
+from fairlead.api.one_token import PARAMETERS
+from fairlead.api.spans import object_spans
+from fairlead.cascade.escalation import PASSED_ON
+from fairlead.core.hop import Hop
+from fairlead.engines.remote_prefill import Header, NotPrefilledError
+from fairlead.extproc.body import Body, whole
+from fairlead.extproc.client_keys import API_KEY, AUTHORIZATION
+from fairlead.extproc.exchange import Exchange, Replies
+from fairlead.extproc.pick import Pick
+from fairlead.extproc.routed import routed
+
+MOST_PREFILL_S: Final = 60.0  # for which a request is held at most; with twice Mooncake's 2 s it is still Envoy's wait
+_LEAST_PREFILL_S: Final = 5.0
+_LATE: Final = 3.0  # times what was expected
+_PASSED_ON: Final = tuple(name.encode() for name in PASSED_ON)
+
+
+async def prefilled(exchange: Exchange, picked: Pick, body: Body, *, end_of_stream: bool) -> Replies:
+    """The replies that give a request its endpoint, once its prompt is computed or cannot be; `begun` gave `picked`."""
+    services, in_flight, facts = exchange.services, picked.in_flight, picked.unsent
+    hop, sent = in_flight.hop, whole(body if picked.body is None else picked.body)
+    assert hop is not None
+    assert facts is not None
+    changed: bytes | None = None
+    try:
+        changed = await _with_its_place(exchange, hop, sent)
+    except NotPrefilledError as error:
+        in_flight.prefill_failed(services.clock_s(), blames=error.blames)
+    except Exception:  # an internal error; the body was read, so that it may be passed on is known
+        exchange.report_fault()
+        in_flight.prefill_failed(services.clock_s(), blames=False)
+    if exchange.request_phase != "reading":
+        return ()
+    now_s = services.clock_s()
+    if changed is not None:
+        in_flight.prefilled_elsewhere(now_s)
+    in_flight.sent(facts, now_s)
+    if changed is not None:
+        picked = msgspec.structs.replace(picked, body=changed)
+    return routed(exchange, picked, body, end_of_stream=end_of_stream)
+
+
+async def _with_its_place(exchange: Exchange, hop: Hop, sent: bytes) -> bytes:
+    """`sent` with the parameters by which its engine gets the KV of its prompt. Raises NotPrefilledError."""
+    services = exchange.services
+    within_s = min(max(_LEAST_PREFILL_S, _LATE * hop.expected_ms / 1e3), MOST_PREFILL_S)
+    done = await services.prefills.compute(
+        hop.address, hop.connector, exchange.path, sent, _headers(exchange), within_s
+    )
+    seen = hop.observation(done.prompt_tokens, done.cached_tokens, services.clock_s())
+    services.learner.observe(seen, services.router.pool)
+    spans = object_spans(sent)
+    assert spans is not None  # they were found for the prefill
+    return with_values(sent, spans, {PARAMETERS: done.parameters})
+
+
+def _headers(exchange: Exchange) -> list[Header]:
+    """Of the request, what the engine that computes its prompt needs too: who asks, and for whose trace."""
+    own, services = exchange.headers, exchange.services
+    if services.clients.path is not None:  # a client's key is for this gateway alone
+        own = {name: value for name, value in own.items() if name not in (AUTHORIZATION, API_KEY)}
+    passed = [(name, own[name]) for name in (*_PASSED_ON, *services.inner_headers) if name in own]
+    return [*passed, (names.REQUEST_ID, exchange.request_id)]

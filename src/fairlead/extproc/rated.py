@@ -1,0 +1,74 @@
+"""The rate limit of a request's tenant: paid before it waits or begins, and told to the client in OpenAI's headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil
+from typing import Final
+
+from fairlead.admission.admission import retry_after_s
+from fairlead.admission.rates import Denied, Level, Unit
+from fairlead.api import refusals
+from fairlead.extproc.exchange import Exchange
+from fairlead.extproc.pick import Pick, Prepared, Refused
+
+_NAMES: Final[dict[Unit, bytes]] = {"tokens": b"tokens", "engine_ms": b"engine-ms"}
+_MINUTE_S: Final = 60
+
+
+def paid(exchange: Exchange, prepared: Prepared) -> Refused | None:
+    """Pay for it. Whether the tenant has had its share of this minute, as its answer; None: it may go on."""
+    services, asked, facts = exchange.services, prepared.asked, prepared.facts
+    if facts.unread or not services.router.pool.knows(asked.name):
+        return None
+    admission = services.admission
+    taken = services.rates.take(
+        services.waiting.naming.tenant(exchange.headers),
+        facts.tokens + admission.expected_answer_tokens(asked.name, facts),
+        admission.expected_ms(admission.lane(asked.name), facts),
+        services.clock_s(),
+        always=services.cascades.is_inner(exchange.headers),  # part of a request that was granted
+    )
+    if isinstance(taken, Denied):
+        limit = next(level.limit for level in taken.levels if level.unit == taken.unit)
+        wait_s = retry_after_s(taken.retry_in_s * 1e3)
+        return Refused(refusals.rate_limited(taken.unit, limit, wait_s, headers(taken.levels)), asked.route)
+    exchange.charge = taken
+    return None
+
+
+def began(exchange: Exchange, picked: Pick) -> None:
+    """It has an endpoint, so what it takes there is known better."""
+    charge = exchange.charge
+    if charge is not None:
+        engine_ms = exchange.services.admission.engine_ms(picked.in_flight)
+        exchange.charge = exchange.services.rates.settle(charge, charge.tokens, engine_ms, exchange.services.clock_s())
+
+
+def told(exchange: Exchange) -> tuple[tuple[bytes, bytes], ...]:
+    """What is left to the tenant, for the response; nothing without a limit."""
+    charge = exchange.charge
+    if charge is None:
+        return ()
+    return headers(exchange.services.rates.levels(charge, exchange.services.clock_s()))
+
+
+def headers(levels: Iterable[Level]) -> tuple[tuple[bytes, bytes], ...]:
+    """As OpenAI writes them; engine time has the same with a name of its own."""
+    return tuple(
+        (b"x-ratelimit-%s-%s" % (what, _NAMES[level.unit]), value)
+        for level in levels
+        for what, value in (
+            (b"limit", b"%d" % level.limit),
+            (b"remaining", b"%d" % max(0.0, level.left)),
+            (b"reset", _duration(level.full_in_s)),
+        )
+    )
+
+
+def _duration(seconds: float) -> bytes:
+    """As `6m0s`, `17s` or `120ms`."""
+    if seconds < 1:
+        return b"%dms" % ceil(seconds * 1e3)
+    minutes, left = divmod(ceil(seconds), _MINUTE_S)
+    return b"%dm%ds" % (minutes, left) if minutes else b"%ds" % left

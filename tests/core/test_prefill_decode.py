@@ -1,0 +1,286 @@
+"""One endpoint computes a prompt and another decodes it where that is cheaper, and nothing of either is left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairlead.core.endpoint import Endpoint
+from fairlead.core.in_flight import InFlight
+from fairlead.core.load import Load
+from fairlead.core.observation import Observation
+from fairlead.core.policy import Refusal
+from fairlead.core.prefill_decode import PrefillChoice
+from fairlead.core.reported import EngineIdentity
+from tests.core.world import World, carries, request
+
+SAFE = EngineIdentity("0.32.0")
+LONG, SHORT = 20_000, 20
+PREFILL, DECODE = "10.0.0.1:1", "10.0.0.2:1"
+
+
+def pool(**decoder: Any) -> World:
+    """One endpoint of each half; a token takes 0.1 ms to compute, and 0.05 ms to transfer."""
+    world = World()
+    world.endpoint(PREFILL, role="prefill", kv_connector="nixl", identity=SAFE, transfer_ms_per_token=0.05)
+    half: dict[str, Any] = {"role": "decode", "kv_connector": "nixl", "identity": SAFE, "transfer_ms_per_token": 0.05}
+    world.endpoint(DECODE, **(half | decoder))
+    return world
+
+
+def busy(world: World, address: str = DECODE, requests: int = 8) -> None:
+    carries(world.router.pool.by_address[address], inflight_requests=requests, decoding_requests=requests)
+
+
+def ask(world: World, tokens: int = LONG, **facts: Any) -> InFlight:
+    asked = msgspec.structs.replace(request(tokens=tokens), may_split=True, prefix=(1, 2, 3, 4), **facts)
+    in_flight = world.router.admit(asked)
+    assert isinstance(in_flight, InFlight)
+    return in_flight
+
+
+def choice(in_flight: InFlight) -> PrefillChoice:
+    assert in_flight.decision.prefill is not None
+    return in_flight.decision.prefill
+
+
+def loads(world: World) -> list[Load]:
+    return [endpoint.own for endpoint in world.router.pool.endpoints]
+
+
+def test_an_endpoint_that_only_prefills_never_answers() -> None:
+    world = pool()
+    assert {world.pick_and_end() for _ in range(5)} == {DECODE}
+    world.router.pool.by_address[DECODE].health.withhold("draining")
+    world.router.pool.by_address[DECODE].health.answers = False
+    assert isinstance(world.router.admit(request()), Refusal)
+
+
+def test_a_long_prompt_is_computed_elsewhere_where_it_would_stall_others() -> None:
+    world = pool()
+    busy(world)
+    in_flight = ask(world)
+    assert in_flight.decision.addresses == (DECODE,)
+    assert in_flight.hop is not None
+    assert in_flight.hop.address == PREFILL
+    prefill, decode = loads(world)
+    assert prefill == Load(1, LONG, LONG)
+    assert decode == Load(1, LONG, 0)
+
+
+def test_the_terms_are_what_each_way_takes() -> None:
+    world = pool()
+    busy(world)
+    ways = choice(ask(world))
+    assert ways.alone.prefill_ms == pytest.approx(0.1 * LONG)
+    assert ways.alone.stall_ms == pytest.approx(8 * 0.1 * LONG)
+    assert ways.alone.transfer_ms == 0
+    assert ways.split.prefill_ms == pytest.approx(0.1 * LONG)
+    assert ways.split.stall_ms == 0
+    assert ways.split.transfer_ms == pytest.approx(10 + 0.05 * LONG)
+    assert ways.split.decode_ms == pytest.approx(ways.alone.decode_ms * 101 / 100)  # one step more
+    assert ways.is_split
+    assert ways.split.total_ms() < ways.alone.total_ms()
+
+
+def test_an_idle_endpoint_computes_its_prompt_itself_as_nobody_waits_for_it() -> None:
+    in_flight = ask(pool())
+    assert in_flight.hop is None
+    assert not choice(in_flight).is_split
+    assert loads_of_pending(in_flight) == LONG
+
+
+def loads_of_pending(in_flight: InFlight) -> int:
+    return in_flight.request.tokens - in_flight.decision.cached_tokens
+
+
+def test_a_short_prompt_is_computed_where_it_is_decoded() -> None:
+    world = pool()
+    busy(world)
+    assert ask(world, SHORT).hop is None
+
+
+def test_a_slow_network_is_too_expensive() -> None:
+    world = pool(transfer_ms_per_token=5.0)
+    busy(world)
+    assert ask(world).hop is None
+
+
+def test_a_long_queue_at_the_prefill_endpoint_is_too_expensive() -> None:
+    world = pool()
+    busy(world)
+    carries(world.router.pool.by_address[PREFILL], inflight_requests=30, pending_prefill_tokens=600_000)
+    assert ask(world).hop is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"kv_connector": "mooncake"}, {"kv_connector": ""}, {"identity": EngineIdentity("0.18.1")}, {"model": "other"}],
+)
+def test_engines_that_cannot_pass_a_prompt_on_are_not_asked_to(fields: dict[str, Any]) -> None:
+    world = pool(**fields)
+    busy(world)
+    model = fields.get("model", "m")
+    asked = msgspec.structs.replace(request(model, tokens=LONG), may_split=True)
+    in_flight = world.router.admit(asked)
+    assert isinstance(in_flight, InFlight)
+    assert in_flight.decision.prefill is None
+
+
+def test_a_prefill_endpoint_that_is_down_or_outside_the_gateways_subset_is_not_asked() -> None:
+    world = pool()
+    busy(world)
+    asked = msgspec.structs.replace(request(tokens=LONG), may_split=True)
+    outside = world.router.admit(asked, {DECODE})
+    assert isinstance(outside, InFlight)
+    assert outside.hop is None
+    for _ in range(5):
+        world.router.pool.by_address[PREFILL].request_failed(0.0)
+    assert ask(world).hop is None
+
+
+def test_without_roles_nothing_is_looked_at() -> None:
+    world = World()
+    for address in (PREFILL, DECODE):
+        world.endpoint(address, kv_connector="nixl", identity=SAFE, inflight_requests=8, decoding_requests=8)
+    assert ask(world).decision.prefill is None
+
+
+def test_whoever_decodes_is_the_one_that_decodes_soonest() -> None:
+    world = pool()
+    world.endpoint("10.0.0.3:1", role="decode", kv_connector="nixl", identity=SAFE, transfer_ms_per_token=0.05)
+    busy(world, DECODE, 40)
+    busy(world, "10.0.0.3:1", 10)
+    assert ask(world).decision.addresses[0] == "10.0.0.3:1"
+
+
+def test_what_the_prefill_endpoint_computed_is_in_its_cache_and_in_the_other_ones() -> None:
+    world = pool()
+    busy(world)
+    in_flight = ask(world)
+    in_flight.prefilled_elsewhere(1.0)
+    in_flight.sent(in_flight.request, 1.0)
+    assert world.router.index.match((1, 2, 3, 4), 1.0) == {PREFILL: 4, DECODE: 4}
+    assert loads(world)[0] == Load()
+
+
+def test_a_failed_prefill_is_computed_where_it_is_decoded() -> None:
+    world = pool()
+    busy(world)
+    in_flight = ask(world)
+    in_flight.prefill_failed(1.0, blames=True)
+    in_flight.sent(in_flight.request, 1.0)
+    prefill, decode = loads(world)
+    assert (prefill, decode) == (Load(), Load(1, LONG, LONG))
+    assert world.router.index.match((1, 2, 3, 4), 1.0) == {DECODE: 4}
+
+
+def test_a_streak_of_failed_prefills_ejects_the_endpoint_and_a_gone_client_does_not() -> None:
+    world = pool()
+    busy(world)
+    endpoint = world.router.pool.by_address[PREFILL]
+    for _ in range(6):
+        ask(world).ended(100.0)
+    assert endpoint.health.healthy
+    for _ in range(5):
+        in_flight = ask(world)
+        in_flight.prefill_failed(1.0, blames=True)
+        in_flight.withdraw(1.0)
+    assert not endpoint.health.healthy
+
+
+def test_the_engines_proxy_keeps_its_part_until_the_answer_begins() -> None:
+    world = pool(kv_connector="proxy")
+    world.router.pool.by_address[PREFILL].respecify(
+        msgspec.structs.replace(world.router.pool.by_address[PREFILL].spec, kv_connector="proxy")
+    )
+    world.router.pool = type(world.router.pool)(world.router.pool.endpoints, world.router.pool.routes)
+    busy(world)
+    in_flight = ask(world)
+    in_flight.prefilled_elsewhere(0.0, ended=False)
+    in_flight.sent(in_flight.request, 0.0)
+    assert loads(world)[0].inflight_requests == 1
+    in_flight.served(DECODE, 200, 1.0, in_one_piece=False)
+    assert loads(world)[0] == Load()
+    assert in_flight.ended(2.0) is not None
+
+
+def test_the_transfer_is_learned_from_first_tokens() -> None:
+    world = pool()
+    busy(world)
+    endpoint = world.router.pool.by_address[DECODE]
+    before = world.router.transfers.ms_per_token(endpoint)
+    for _ in range(20):
+        in_flight = ask(world)
+        in_flight.prefilled_elsewhere(0.0)
+        in_flight.sent(in_flight.request, 0.0)
+        in_flight.served(DECODE, 200, 0.0, in_one_piece=False)
+        seen = Observation(DECODE, "m", "en", LONG, 0, 0.0, first_token_ms=30 + 0.01 * LONG, direct=False)
+        in_flight.ended(1.0, seen)
+    assert before == 0.05
+    assert world.router.transfers.ms_per_token(endpoint) < 0.02
+
+
+STEPS = st.lists(
+    st.sampled_from(
+        ["prefilled", "by proxy", "failed", "blamed", "sent", "served", "refused", "first", "ended", "withdraw"]
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STEPS, min_size=1, max_size=4))
+def test_nothing_is_left_whatever_happens_in_whatever_order(lives: list[list[str]]) -> None:
+    world = pool()
+    busy(world)
+    flights = [ask(world) for _ in lives]
+    now_s = 1.0
+    for position in range(12):
+        for in_flight, steps in zip(flights, lives, strict=True):
+            now_s += 0.01
+            if position < len(steps):
+                step(in_flight, steps[position], now_s)
+    for number, in_flight in enumerate(flights):
+        (in_flight.withdraw if number % 2 else in_flight.ended)(now_s)
+        assert in_flight.hop is None
+    assert loads(world) == [Load(), Load()]
+
+
+def step(in_flight: InFlight, name: str, now_s: float) -> None:
+    match name:
+        case "prefilled":
+            in_flight.prefilled_elsewhere(now_s)
+        case "by proxy":
+            in_flight.prefilled_elsewhere(now_s, ended=False)
+        case "failed" | "blamed":
+            in_flight.prefill_failed(now_s, blames=name == "blamed")
+        case "sent":
+            in_flight.sent(in_flight.request, now_s)
+        case "served":
+            in_flight.served(DECODE, 200, now_s, in_one_piece=False)
+        case "refused":
+            in_flight.served(DECODE, 503, now_s, in_one_piece=True)
+        case "first":
+            in_flight.first_token(now_s)
+        case "ended":
+            in_flight.ended(now_s)
+        case _:
+            in_flight.withdraw(now_s)
+
+
+def test_an_endpoint_can_do_both() -> None:
+    world = World()
+    spec: dict[str, Any] = {"kv_connector": "nixl", "identity": SAFE, "transfer_ms_per_token": 0.01}
+    one: Endpoint = world.endpoint(PREFILL, role="both", **spec)
+    world.endpoint(DECODE, role="decode", **spec)
+    busy(world, DECODE, 8)
+    busy(world, PREFILL, 1)
+    assert one.spec.role == "both"
+    in_flight = ask(world)
+    assert in_flight.decision.addresses[0] == PREFILL  # it has the least to stall, and no transfer
+    assert in_flight.hop is None

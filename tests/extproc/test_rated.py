@@ -1,0 +1,166 @@
+"""A tenant's rate limit on the request path: what is paid, what the client is told, and what is given back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from math import inf
+
+import pytest
+
+from fairlead.admission.rates import Rate, RateRules
+from fairlead.core.budget import ObservationBudget
+from fairlead.extproc.pb import ext_proc_pb2 as pb
+from fairlead.extproc.services import Services
+from fairlead.extproc.waiting_room import Naming
+from tests.extproc.test_waiting import Room
+from tests.extproc.world import (
+    Conversation,
+    chat,
+    destination,
+    request_body,
+    request_headers,
+    response_body,
+    response_headers,
+    response_trailers,
+    set_headers,
+)
+
+NAMING = Naming(tenant_headers=(b"x-tenant",))
+
+
+class World:
+    def __init__(self, *, busy: bool = False, tokens: float = 10_000.0, engine_ms: float = inf) -> None:
+        self.room = Room(busy=busy)
+        self.room.use(self.room.rules if busy else None, NAMING)
+        self.services: Services = self.room.services
+        self.services.tenant_header = b"x-tenant"
+        self.services.rates.use(RateRules(others=Rate(tokens, engine_ms)), self.room.clock())
+        self.tokens = tokens
+        self._asked: list[Conversation] = []
+
+    def ask(self, tenant: str = "t", model: str = "small", **more: object) -> Conversation:
+        conversation = Conversation(self.services)
+        self._asked.append(conversation)
+        body = json.dumps(json.loads(chat(model)) | more).encode()
+        conversation.say(request_headers(extra={"x-tenant": tenant}), request_body(body))
+        return conversation
+
+    def paid(self, tenant: bytes = b"t") -> float:
+        return self.tokens - dict(self.services.rates.all_levels(self.room.clock()))[tenant][0].left
+
+    def close(self) -> None:
+        for conversation in self._asked:
+            conversation.stream.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def limited(reply: pb.ProcessingResponse) -> bool:
+    if not reply.HasField("immediate_response"):
+        return False
+    answer = reply.immediate_response
+    assert answer.status.code == 429
+    assert json.loads(answer.body)["error"]["code"] == "rate_limit_exceeded"
+    assert int(set_headers(reply)["retry-after"]) >= 1
+    return True
+
+
+def test_a_tenant_pays_for_its_prompt_and_for_the_answer_that_it_allows(world: World) -> None:
+    world.ask(max_tokens=10)
+    few = world.paid()
+    world.ask("u", max_tokens=60)
+    assert world.paid(b"u") == few + 50
+
+
+def test_beyond_its_limit_it_is_told_when_to_come_back_in_openais_envelope_and_headers() -> None:
+    world = World(tokens=100)
+    assert destination(world.ask(max_tokens=80).replies[-1])
+    (reply,) = world.ask(max_tokens=80).replies[1:]
+    assert limited(reply)
+    headers = set_headers(reply)
+    assert headers["x-llm-d-request-dropped-reason"] == "rejected-rate-limited"
+    assert headers["x-ratelimit-limit-tokens"] == "100"
+    assert int(headers["x-ratelimit-remaining-tokens"]) < 80
+    assert headers["x-ratelimit-reset-tokens"].endswith("s")
+    assert destination(world.ask("another").replies[-1])
+    world.close()
+
+
+def test_an_answer_says_what_is_left(world: World) -> None:
+    asked = world.ask(max_tokens=10)
+    asked.say(response_headers())
+    headers = set_headers(asked.replies[-1])
+    assert headers["x-ratelimit-limit-tokens"] == "10000"
+    assert int(headers["x-ratelimit-remaining-tokens"]) == int(10_000 - world.paid())
+    assert headers["x-fairlead-model"] == "small"
+
+
+def test_without_a_limit_an_answer_says_nothing_of_it(world: World) -> None:
+    world.services.rates.use(None, 0.0)
+    asked = world.ask()
+    asked.say(response_headers())
+    assert not [name for name in set_headers(asked.replies[-1]) if name.startswith("x-ratelimit")]
+
+
+def test_engine_time_is_a_limit_too() -> None:
+    world = World(tokens=inf, engine_ms=1.0)
+    assert destination(world.ask().replies[-1])
+    (reply,) = world.ask().replies[1:]
+    assert limited(reply)
+    assert set_headers(reply)["x-ratelimit-limit-engine-ms"] == "1"
+    world.close()
+
+
+def test_what_an_engine_counted_replaces_what_was_expected(world: World) -> None:
+    world.services.budget = ObservationBudget(1000.0, 10_000.0)
+    asked = world.ask(max_tokens=50)
+    asked.say(response_headers())
+    usage = {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+    asked.say(response_body(json.dumps(usage).encode(), end=True))
+    assert world.paid() == 10
+
+
+@pytest.mark.parametrize("code", [400, 429, 503])
+def test_what_an_engine_refused_costs_nothing(world: World, code: int) -> None:
+    asked = world.ask()
+    assert world.paid() > 0
+    asked.say(response_headers(code), response_trailers())
+    asked.stream.close()
+    assert world.paid() == 0
+
+
+def test_an_answer_that_its_client_left_stays_paid(world: World) -> None:
+    asked = world.ask()
+    before = world.paid()
+    asked.say(response_headers())
+    asked.stream.close()
+    assert world.paid() == before > 0
+
+
+async def test_who_leaves_while_it_waits_has_paid_nothing() -> None:
+    world = World(busy=True)
+    asked = world.ask()
+    assert world.room.waiting == 1
+    assert world.paid() > 0
+    asked.stream.close()
+    assert world.paid() == 0
+
+
+async def test_who_is_refused_by_the_queue_has_paid_nothing() -> None:
+    world = World(busy=True)
+    asked = world.ask()
+    world.room.services.waiting.drain()
+    assert world.paid() == 0
+    asked.stream.close()
+
+
+def test_a_model_that_nobody_serves_costs_nothing(world: World) -> None:
+    asked = world.ask(model="nobody")
+    assert asked.replies[-1].immediate_response.status.code == 404
+    assert world.services.rates.tenants == 0
