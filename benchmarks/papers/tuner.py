@@ -27,11 +27,11 @@ from rich.progress import Progress
 
 from fairlead.core.policy import Policy
 from fairlead.decision_log import files
-from fairlead.decision_log.reader import read_decisions
 from fairlead.policies import build_policy
 from fairlead.statistics import quantile
 from fairlead.tools.bench import markdown
 from fairlead.tools.bench.machine import machine_facts, this_machine
+from fairlead.tools.decisions import read_decisions
 from fairlead.tools.estimates import Estimate, estimate
 from fairlead.tools.replay.attempts import AttemptRecord
 from fairlead.tools.replay.logged import LoggedSimulation
