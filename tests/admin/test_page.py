@@ -107,15 +107,24 @@ def test_a_policy_without_milliseconds_shows_its_score(browser: Browser) -> None
 
 
 def test_it_refreshes_itself_and_pauses_by_keyboard(admin: AdminPort, browser: Browser) -> None:
+    def asked() -> int:
+        return int(browser.js("return performance.getEntriesByType('resource').length"))
+
+    def is_quiet() -> bool:
+        before = asked()
+        time.sleep(POLL_S)
+        return asked() == before
+
     browser.open(admin.url)
     admin.decide()
     browser.until(lambda: browser.count("#decisions tbody tr") == 1, "a decision comes by itself")
     browser.find("#pause").send_keys(Keys.SPACE)
     browser.until_text("#state", "paused")
+    browser.until(is_quiet, "what it had asked before is answered")
     browser.js("performance.clearResourceTimings()")
     admin.decide()
     time.sleep(2 * POLL_S)  # long enough for a page that is not paused to ask again
-    assert browser.js("return performance.getEntriesByType('resource').length") == 0
+    assert asked() == 0
     browser.find("#pause").send_keys(Keys.ENTER)
     browser.until(lambda: browser.count("#decisions tbody tr") == 2, "it goes on")
     assert browser.text("#state") == "live"

@@ -158,5 +158,6 @@ def test_a_hundred_thousand_waiting_requests_cost_no_more_each_than_a_thousand()
             queue.charge(taken, taken.waiting.cost_ms, 0.0)
         return (time.process_time() - began) / count * 1e6
 
-    few, many = min(each_us(2000) for _ in range(3)), each_us(100_000)
-    assert many < 8 * few, (few, many)  # the logarithm has grown by half; the rest is the processor's cache
+    few = min(each_us(2000) for _ in range(3))
+    many = (each_us(100_000) for _ in range(3))  # a neighbour's use of the caches counts, too
+    assert any(each < 8 * few for each in many)  # the logarithm has grown by half; the rest is the processor's cache

@@ -61,7 +61,7 @@ def test_what_is_wrong_is_said(path: Path, text: str, reason: str) -> None:
 async def test_a_new_set_comes_when_the_file_is_replaced_and_none_while_it_is_broken_or_gone(path: Path) -> None:
     replace(path, "- 10.0.0.1:8000\n")
     status = SourceStatus("file", asyncio.get_running_loop().time)
-    async with asyncio.timeout(20), aclosing(FileSource(path).sets(status)) as sets:  # type: ignore[type-var]
+    async with asyncio.timeout(60), aclosing(FileSource(path).sets(status)) as sets:  # type: ignore[type-var]
         assert [e.address for e in await anext(sets)] == ["10.0.0.1:8000"]
         coming = asyncio.ensure_future(anext(sets))
         replace(path, "- 10.0.0.1\n")

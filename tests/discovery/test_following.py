@@ -35,7 +35,7 @@ class World:
         self.discovery = Discovery(lambda: self.changes.put_nowait(None), asyncio.get_running_loop().time)
 
     async def next(self) -> list[str]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.changes.get()
         return [each.address for each in self.discovery.endpoints()]
 

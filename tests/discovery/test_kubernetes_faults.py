@@ -18,7 +18,7 @@ from fairlead.discovery.kubernetes.objects import Pod
 from fairlead.discovery.kubernetes.reflector import Reflector
 from tests.waiting import until
 
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 Json = dict[str, Any]
 
 

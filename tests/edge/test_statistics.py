@@ -30,7 +30,7 @@ async def say(server: Server, *parts: bytes) -> tuple[asyncio.StreamReader, asyn
     """A new connection that sends these, once the server has answered all of it up to a PING."""
     reader, writer = await asyncio.open_connection("127.0.0.1", await server.start("127.0.0.1:0"))
     writer.write(b"".join((HELLO, *parts, f.frame(f.PING, 0, 0, b"all said"))))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await reader.readuntil(b"all said")
     return reader, writer
 
@@ -39,7 +39,7 @@ async def test_connections_that_are_open_are_counted_until_they_end(server: Serv
     reader, writer = await say(server)
     assert server.statistics().open_connections == 1
     writer.write_eof()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await reader.read()
         while server.statistics().open_connections:  # noqa: ASYNC110 - the server's end comes after ours
             await asyncio.sleep(0.01)
@@ -50,7 +50,7 @@ async def test_streams_beyond_the_limit_are_counted_also_when_their_connection_i
     _, writer = await say(server, headers(1), headers(3), headers(5))
     assert server.statistics().refused_streams == 2
     writer.close()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while server.statistics().open_connections:  # noqa: ASYNC110 - the server's end comes after ours
             await asyncio.sleep(0.01)
     assert server.statistics().refused_streams == 2
@@ -65,7 +65,7 @@ async def test_a_message_that_lacks_its_rest_is_counted_in_bytes(server: Server)
 async def test_a_connection_that_broke_a_rule_is_counted_by_its_error(server: Server) -> None:
     reader, writer = await say(server)
     writer.write(f.frame(f.DATA, 0, 7, b"on a stream that nobody opened"))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await reader.read()
         writer.close()
         while server.statistics().open_connections:  # noqa: ASYNC110 - the server's end comes after ours

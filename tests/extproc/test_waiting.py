@@ -106,7 +106,7 @@ async def later(conversation: Conversation) -> list[pb.ProcessingResponse]:
     """The replies that come later."""
     held, conversation.stream.held = conversation.stream.held, None
     assert held is not None
-    return [pb.ProcessingResponse.FromString(whole(reply)) for reply in await asyncio.wait_for(held, 10)]
+    return [pb.ProcessingResponse.FromString(whole(reply)) for reply in await asyncio.wait_for(held, 60)]
 
 
 def refused(reply: pb.ProcessingResponse) -> tuple[int, str, int]:

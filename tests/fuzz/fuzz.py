@@ -15,7 +15,7 @@ from tests.fuzz.bodies import LONGEST_BYTES
 from tests.fuzz.world import Reading, World, running
 
 _ROUNDS, _LEAST_ROUND_S, _MOST_ROUND_S = 24, 4.0, 30.0
-_STEP_S = 30.0
+_STEP_S = 120.0
 _WARM_UP_SHARE, _WARM_UP_MOST_S = 0.4, 900.0
 _REPLAY_S = 240.0
 _LAST_STEPS = 40

@@ -25,7 +25,7 @@ from fairlead.processes import Child, free_ports, python_module
 from fairlead.tools.bench.processes import addresses_of, child, resident_bytes
 from tests.fuzz.attacks import Target
 
-_SETTLE_S = 20.0
+_SETTLE_S = 60.0
 _MODELS = ("small", "small", "large", "docs")
 _LOAD = ("inflight_requests", "decoding_requests", "inflight_prompt_tokens", "pending_prefill_tokens")
 _NEIGHBOUR_EVERY_S = 0.02
@@ -40,7 +40,7 @@ class Neighbour:
     lost: list[str] = field(default_factory=list)
 
     async def ask_until(self, stop: asyncio.Event) -> None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as client:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as client:
             while not stop.is_set():
                 number = len(self.waits_ms)
                 started_s = time.perf_counter()
@@ -174,7 +174,7 @@ async def running(settings: Callable[[dict[str, Any]], None] = lambda _: None) -
             judge = {"url": f"http://{addresses[3]}", "model": "grader"}
             document: dict[str, Any] = {
                 "listen": {"grpc": grpc, "admin": admin, "drain_s": 5},
-                "gateway": {"listen": listen, "processor_timeout_ms": 5000},
+                "gateway": {"listen": listen, "processor_timeout_ms": 30_000},
                 "pool": {"endpoints": [{"address": a, "model": m} for a, m in zip(addresses, _MODELS, strict=True)]},
                 "routes": {
                     "auto": ["small", "large"],
@@ -201,7 +201,7 @@ async def running(settings: Callable[[dict[str, Any]], None] = lambda _: None) -
 
 async def _advised(url: str) -> None:
     """Until Envoy asks the sidecar."""
-    async with asyncio.timeout(30), aiohttp.ClientSession() as client:
+    async with asyncio.timeout(60), aiohttp.ClientSession() as client:
         while True:
             async with client.get(f"{url}/v1/models") as answer:
                 if b'"owned_by":"fairlead"' in await answer.read():

@@ -114,6 +114,8 @@ async def envoy(dead_address: str) -> AsyncIterator[StartEnvoy]:
 
         async def start(*engines: str, sidecar: str = dead_address, mode: Mode = "buffered", **gateway: int) -> Gateway:
             listen_port, admin_port = free_ports(2)
+            # A busy machine may keep the processor waiting for a while: that is no processor that hangs.
+            gateway = {"processor_timeout_ms": 30_000} | gateway
             config = Config.model_validate(
                 {
                     "listen": {"grpc": sidecar},
@@ -133,6 +135,6 @@ async def envoy(dead_address: str) -> AsyncIterator[StartEnvoy]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    timeout = aiohttp.ClientTimeout(total=20)
+    timeout = aiohttp.ClientTimeout(total=60)
     async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
         yield session

@@ -57,9 +57,9 @@ async def world(engine: StartEngine) -> AsyncIterator[World]:
     reader.stop()
 
 
-async def _gateway(world: World, envoy: StartEnvoy, mode: Mode = "buffered") -> Gateway:
+async def _gateway(world: World, envoy: StartEnvoy, mode: Mode = "buffered", **limits: int) -> Gateway:
     addresses = [each.address for each in world.engines.values()]
-    return await envoy(*addresses, sidecar=world.address, mode=mode, max_body_bytes=LIMIT_BYTES)
+    return await envoy(*addresses, sidecar=world.address, mode=mode, max_body_bytes=LIMIT_BYTES, **limits)
 
 
 @pytest.mark.parametrize("mode", ["buffered", "full_duplex"])
@@ -72,11 +72,10 @@ async def test_a_long_body_is_read_elsewhere_and_reaches_its_model_changed(
         answer = await gateway.post(body)
         assert answer.status == 200
         model = answer.headers["x-fairlead-model"]
-        (received,) = world.engines[model].received
         wanted = body.replace(b"auto", model.encode()).replace(b'{"a":1}', b"null")
-        assert received.body == wanted
+        assert {received.body for received in world.engines[model].received} == {wanted}  # Envoy may have retried it
         world.engines[model].received.clear()
-    async with asyncio.timeout(20):  # the stream ends a moment after the answer
+    async with asyncio.timeout(60):  # the stream ends a moment after the answer
         while (world.in_flight(), world.shared.held.bytes) != (0, 0):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -102,6 +101,15 @@ async def test_an_upload_and_an_upgrade_go_to_the_model_that_they_name(world: Wo
     answer = await gateway.ask("GET", "/v1/realtime?model=auto")
     model = answer.body.decode()
     assert world.engines[model].received[-1].path == f"/v1/realtime?model={model}"
+
+
+async def test_a_client_does_not_choose_among_the_copies_of_one_engine(world: World, envoy: StartEnvoy) -> None:
+    gateway = await _gateway(world, envoy)
+    body = b'{"model":"large","data_parallel_rank":3,"routed_dp_rank":3}'
+    await gateway.ask("POST", "/generate", body, {"x-data-parallel-rank": "3"})
+    (received,) = world.engines["large"].received
+    assert received.body == b'{"model":"large","data_parallel_rank":null,"routed_dp_rank":null}'
+    assert "x-data-parallel-rank" not in received.headers
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
@@ -144,7 +152,7 @@ async def _post_with_trailers(address: str, body: bytes) -> bytes:
     writer.write(frame(0, 0, 1, body))
     writer.write(frame(1, 5, 1, literal(b"x-trailer", b"1")))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 start = await reader.readexactly(9)
                 payload = await reader.readexactly(int.from_bytes(start[:3], "big"))
@@ -158,11 +166,11 @@ async def _post_with_trailers(address: str, body: bytes) -> bytes:
 async def test_envoy_waits_for_a_body_that_is_read_for_longer_than_its_timeout(
     world: World, envoy: StartEnvoy, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway = await _gateway(world, envoy, mode)
+    gateway = await _gateway(world, envoy, mode, processor_timeout_ms=1000)
     read = BodyReader.read
 
     async def slow(self: BodyReader, body: bytes, question: Question) -> Read | Malformed:
-        await asyncio.sleep(2.5)  # Envoy's own timeout is 1 s
+        await asyncio.sleep(1.5)  # longer than Envoy waits for other messages
         return await read(self, body, question)
 
     monkeypatch.setattr(BodyReader, "read", slow)

@@ -34,7 +34,7 @@ class Gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(request)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 head = await reader.readuntil(b"\r\n\r\n")
                 status, lengths = (
                     int(head[9:12]),
@@ -72,7 +72,7 @@ async def gateway(request: pytest.FixtureRequest) -> AsyncIterator[Gateway]:
         )
         await stack.enter_async_context(EnvoyProcess(bootstrap(config, admin_address=admin)))
         gateway = Gateway(int(listen.rsplit(":")[-1]), engine)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while request.param == "advised" and not processor.served:
                 await gateway.post()
         yield gateway

@@ -78,7 +78,7 @@ async def blind() -> AsyncIterator[Blind]:
             )
             await stack.enter_async_context(EnvoyProcess(bootstrap(config, admin_address=admin)))
             addresses.append(listen)
-        client = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)))
+        client = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)))
         yield Blind(addresses[0], addresses[1], engines, client)
 
 
@@ -436,7 +436,7 @@ async def _http2(address: str, body: bytes, trailers: list[tuple[str, str]]) -> 
     connection.send_headers(1, trailers, end_stream=True)
     writer.write(connection.data_to_send())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 for event in connection.receive_data(await reader.read(65536)):
                     if isinstance(event, h2.events.ResponseReceived):

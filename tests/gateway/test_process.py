@@ -199,6 +199,6 @@ async def test_the_drain_of_the_examples_cuts_no_stream() -> None:
                 rest = await streamed.read()
             assert rest.count(b"data: ") == 30
             assert await drain.wait() == 0
-            assert await asyncio.wait_for(envoy.wait(), 10) == 0
+            assert await asyncio.wait_for(envoy.wait(), 60) == 0
     finally:
         await runner.cleanup()

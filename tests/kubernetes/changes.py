@@ -223,7 +223,7 @@ async def world(namespace: Namespace, folder: Path) -> AsyncIterator[World]:
     path.write_text(yaml.safe_dump(document))
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30), connector=aiohttp.TCPConnector(limit=0))
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60), connector=aiohttp.TCPConnector(limit=0))
         )
         command = [sys.executable, "-m", "fairlead", "serve", "--config", str(path)]
         sidecar = await stack.enter_async_context(Child("sidecar", command, folder / "sidecar.log"))

@@ -326,22 +326,28 @@ async def envoys_view(world: World) -> str:
 
 
 async def test_a_server_that_is_killed_under_load_loses_no_question(world: World) -> None:
-    await world.alone()
-    await world.direct.post("/slow_down", json={"forward_sleep_time": 60.0})
-    asked = [
-        asyncio.create_task(world.client.post(CHAT, json=body_of(words.question(Random(200 + n), "en", 512), MODEL)))
-        for n in range(2)  # what the server takes at once
-    ]
-
-    async def holds_both() -> bool:
-        return int((await world.seen(world.engine.address))["inflight_requests"]) == len(asked)
-
-    await until(holds_both)
+    """Both engines hold what they are asked, so that sooner or later the real one is asked, too."""
     await world.together()
+    await world.fault({"kind": "slow", "delay_ms": 1e9})
+    await world.direct.post("/slow_down", json={"forward_sleep_time": 60.0})
+    asked: list[asyncio.Task[httpx.Response]] = []
+    rng = Random(200)
+
+    async def held(address: str) -> int:
+        return int((await world.seen(address))["inflight_requests"])
+
+    async def all_are_held() -> bool:
+        return await held(world.engine.address) + await held(world.spare.address) == len(asked)
+
+    while not await held(world.engine.address):
+        question = body_of(words.question(rng, "en", 512), MODEL)
+        asked.append(asyncio.create_task(world.client.post(CHAT, json=question)))
+        await until(all_are_held)
+        assert len(asked) < 100, "all were sent to the other engine"
     world.engine.child.kill()
+    await world.fault(None)
     answers = await asyncio.gather(*asked)
     await until(lambda: is_ejected(world))
-    rng = Random(200)
     answers += [await world.client.post(CHAT, json=body_of(words.question(rng, "en", 512), MODEL)) for _ in range(10)]
     assert {answer.status_code for answer in answers} == {200}
     assert {answer.headers["x-fairlead-endpoint"] for answer in answers} == {world.spare.address}

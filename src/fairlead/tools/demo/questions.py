@@ -38,6 +38,8 @@ _NOTES_IN_A_PASSAGE: Final = 8
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
 _TOKENS_PER_PAIR: Final = 40  # a first guess, for the size to start from
 _CHARACTERS_PER_TOKEN: Final = 2
+_NEAR: Final = 0.92
+_LARGER_TRIED: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,10 @@ def _largest(build: Callable[[int], str], size: int, length_tokens: int) -> int:
         size = max(1, int(size * length_tokens / tokens(size)))
     while size > 1 and tokens(size) > length_tokens:
         size -= max(1, size // 200)
+    # Where one size more is a jump of the estimate, a larger one may be nearer.
+    if tokens(size) < _NEAR * length_tokens:
+        larger = [size + step * max(1, size // 200) for step in range(_LARGER_TRIED)]
+        size = max(larger, key=lambda each: (tokens(each) <= length_tokens, tokens(each)))
     return size
 
 
