@@ -50,7 +50,7 @@ def faults(page: Path) -> list[str]:
     """What is wrong with a page's links, one sentence each."""
     found = []
     for link in links(page):
-        if not link.target.exists():
+        if not link.target.is_file():
             found.append(f"{page}: ({link.text}) leads to no file")
         elif link.anchor and link.target.suffix == ".md" and link.anchor not in anchors(link.target):
             found.append(f"{page}: ({link.text}) names no heading of {link.target.name}")

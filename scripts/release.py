@@ -1,4 +1,5 @@
-"""Build the sdist and the wheel twice, see that both builds are the same bytes, and check them. Publishes nothing.
+"""Build the sdist and the wheel twice, see that both builds are the same bytes, check them, and write an SBOM of the
+image. Publishes nothing.
 
 Run it by `make release`, in an environment that has `requirements-release.txt` and the build system of pyproject.toml.
 """
@@ -33,7 +34,7 @@ def main() -> None:
         shutil.copytree(first, out)
     files = sorted(out.iterdir())
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *map(str, files)], check=True)
-    for file in files:
+    for file in (*files, bill_of_materials(out / f"{files[0].name.partition('-py3')[0]}.cdx.json")):
         print(f"{digests(out)[file.name]}  {file.name}  {file.stat().st_size:,} bytes")
     print("Nothing was published: see docs/release.md for what comes next.")
 
@@ -45,6 +46,16 @@ def build(out: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"release: the build failed\n{done.stdout}{done.stderr}")
+
+
+def bill_of_materials(path: Path) -> Path:
+    """CycloneDX, of what `requirements.lock` puts beside the package into the image: names, versions, hashes."""
+    command = [sys.executable, "-m", "cyclonedx_py", "requirements", str(ROOT / "requirements.lock")]
+    options = ["--pyproject", str(ROOT / "pyproject.toml"), "--output-reproducible", "--output-file", str(path)]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"release: the SBOM could not be made\n{done.stderr}")
+    return path
 
 
 def commit_time() -> str:

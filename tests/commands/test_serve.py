@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,7 +91,7 @@ async def test_up_serves_engines_that_already_run_until_ctrl_c(tmp_path: Path) -
         process = await asyncio.create_subprocess_exec(
             *(*FAIRLEAD, "up", *arguments, *addresses),
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         assert process.stdout is not None
@@ -107,7 +108,10 @@ async def test_up_serves_engines_that_already_run_until_ctrl_c(tmp_path: Path) -
         assert await process.wait() == 0
     assert status == 200
     assert document["model"] in ("small", "large")
-    assert f"http://{listen}/v1/chat/completions" in printed.decode()
+    lines = printed.decode().splitlines()
+    assert lines[0] == f"page:      http://{admin}/"
+    assert f"requests:  http://{listen}/v1/chat/completions" in printed.decode()
+    assert all(re.match(r"[a-z]+: +\S|127|Ctrl-C", line) for line in lines), "no line of a log"
     written = yaml.safe_load((tmp_path / "up.yaml").read_text())["pool"]["endpoints"]
     kv_events = {"events": "tcp://127.0.0.1:5557", "topic": "kv"}
     assert [each["engine"] for each in written] == ["vllm", "sglang"]  # the half of a server is left out
@@ -119,6 +123,14 @@ def test_up_names_the_engine_that_does_not_answer(tmp_path: Path) -> None:
     done = run("up", f"http://127.0.0.1:{port}", "--config", str(tmp_path / "up.yaml"))
     assert done.returncode == 2
     assert f"http://127.0.0.1:{port}/v1/models does not answer" in done.stderr
+
+
+def test_up_says_what_an_engine_with_tls_needs() -> None:
+    done = run("up", "https://127.0.0.1:1")
+    assert done.returncode == 2
+    assert (
+        "https://127.0.0.1:1: an https engine needs more than a URL, the CA that signed its certificate" in done.stderr
+    )
 
 
 def test_up_does_not_overwrite_a_configuration_of_yours(tmp_path: Path) -> None:

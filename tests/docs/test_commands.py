@@ -19,6 +19,7 @@ from typing import Final
 
 import pytest
 
+from fairlead.extproc.client_keys import ClientKeys
 from fairlead.processes import Child, free_ports
 from fairlead.tools.simulate.server import EngineOptions, running_engine
 
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 PAGES: Final = (
     "README.md",
     "docs/upgrade.md",
+    "docs/clients.md",
     *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("start-*.md"))),
 )
 _BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -150,6 +152,14 @@ async def test_the_upgrade_page_checks_a_configuration(checkout: Path) -> None:
     (check,) = runnable("docs/upgrade.md")
     write = "echo 'pool: {endpoints: [{address: \"10.0.0.1:8000\", model: m}]}' > fairlead.yaml\n"
     assert "1 endpoints of 1 models (m)" in await run([write, check], checkout)
+
+
+def test_a_client_s_key_made_as_the_page_says_opens(tmp_path: Path) -> None:
+    (make,) = runnable("docs/clients.md")
+    printed = subprocess.run(["bash", "-euc", make], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    keys = ClientKeys()
+    keys.use(tmp_path / "clients")
+    assert keys.allow({b"x-api-key": printed.split()[-1].encode()})
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -72,7 +72,7 @@ PROTOCOL = {
         ["request_headers", "request_body+", "request_trailers"],
     ),
     "duplex: a body that is unread is streamed as it comes": (
-        [request_headers("PUT", "/v1/files", mode=DUPLEX), request_body(b"a", end=False), request_body(b"b")],
+        [request_headers("GET", "/v1/files", mode=DUPLEX), request_body(b"a", end=False), request_body(b"b")],
         ["request_headers", "request_body+", "request_body."],
     ),
     "duplex: a response body is streamed as it comes": (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -72,6 +74,31 @@ def test_they_hold_what_they_should_and_no_more(built: Path) -> None:
         "PKG-INFO",
         ".gitignore",
     }
+
+
+def test_the_bill_of_materials_lists_what_the_image_installs(built: Path) -> None:
+    bill = json.loads(next(built.glob("*.cdx.json")).read_text())
+    assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "fairlead-router")
+    locked = re.findall(r"^([a-z0-9._-]+)==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert sorted((each["name"], each["version"]) for each in bill["components"]) == sorted(locked)
+    assert all(each["externalReferences"][0]["hashes"] for each in bill["components"])
+
+
+def test_with_every_extra_that_serves_a_configuration_that_uses_each_is_checked(built: Path, tmp_path: Path) -> None:
+    extras = "redis,kv-events,tls,tracing,decisions"
+    programs = environment(tmp_path / "env", f"{next(built.glob('*.whl'))}[{extras}]")
+    path = tmp_path / "fairlead.yaml"
+    document = {
+        "listen": {"tls": {"self_signed": True}},
+        "pool": {
+            "endpoints": [{"address": "127.0.0.1:8000", "model": "m", "kv_events": {"events": "tcp://127.0.0.1:1"}}]
+        },
+        "sessions": {"store": "redis://127.0.0.1:6379/0"},
+        "decisions": {"path": "decisions"},
+        "tracing": {"endpoint": "http://127.0.0.1:4318"},
+    }
+    path.write_text(yaml.safe_dump(document))
+    assert "1 endpoints of 1 models (m)" in run(programs / "fairlead", "check", "--config", path)
 
 
 async def test_the_wheel_alone_checks_serves_and_routes_a_request(installed: Path, tmp_path: Path) -> None:

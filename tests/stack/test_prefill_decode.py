@@ -11,6 +11,7 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
+from fairlead.extproc.reading import INLINE_BYTES
 from fairlead.tools.simulate.kv_exchange import KvOptions
 from fairlead.tools.simulate.server import EngineOptions
 from tests.stack.conftest import Answer, Stack, Start
@@ -100,6 +101,16 @@ async def test_the_prompt_is_computed_at_one_engine_and_the_answer_given_by_the_
     assert [way["taken"] for way in ways[:3]] == ["split"] * 3
     assert ways[0]["split"]["total_ms"] < ways[0]["alone"]["total_ms"]
     assert ways[0]["split"]["prefiller"] == pool.engines[PREFILL].address
+    await pool.at_rest()
+
+
+async def test_a_body_that_is_read_in_another_process_is_split_too(stack: Start) -> None:
+    pool = await started(stack)
+    async with decoding(pool):
+        answer = await ask(pool, repeats=4200)
+    assert len(WORDS) * 4200 > INLINE_BYTES
+    assert answer.status == 200
+    assert cached_share(answer) > 0.95
     await pool.at_rest()
 
 

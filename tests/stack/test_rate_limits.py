@@ -49,6 +49,12 @@ async def test_a_tenant_sees_what_is_left_and_then_429_while_another_goes_on(sta
     assert refused.headers["x-llm-d-request-dropped-reason"] == "rejected-rate-limited"
     assert (await ask(pool, "a")).status == 200
     assert await pool.metric("fairlead_rate_limited_requests_total", limit="tokens") == 1
+    pool.write(rate_limits={"tenants": {"*": {"tokens": 10 * LIMIT}}})
+
+    async def is_in_force() -> bool:
+        return (await ask(pool, "small")).headers.get("x-ratelimit-limit-tokens") == str(10 * LIMIT)
+
+    await pool.until(is_in_force, "a reload changes the limit")
 
 
 async def test_two_sidecars_hold_one_limit_and_each_its_half_when_redis_is_gone(

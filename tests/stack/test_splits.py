@@ -14,7 +14,7 @@ async def test_the_client_sees_the_name_that_it_asked_for(stack: Start) -> None:
     assert (whole.status, whole.json()["model"], whole.headers["x-fairlead-model"]) == (200, "chat", "large")
     streamed = await pool.chat(model="chat", stream=True, max_tokens=20)
     lines = [line.removeprefix("data: ") for line in streamed.body.decode().splitlines() if line.startswith("data: {")]
-    assert len(lines) >= 2  # a busy engine sends several tokens at once
+    assert len(lines) > 1
     assert {json.loads(line)["model"] for line in lines} == {"chat"}
     assert streamed.body.endswith(b"data: [DONE]\n\n")
     assert (await pool.chat(model="small")).json()["model"] == "small"

@@ -44,6 +44,7 @@ ORIGINAL_DESTINATION: Final = b"x-envoy-original-dst-host"  # a cluster of that 
 
 # To a proxy beside the engine (llm-d's): which endpoint computes the prompt. Its other levers are a gateway's too.
 PREFILLER: Final = b"x-prefiller-host-port"
+DP_RANK: Final = b"x-data-parallel-rank"  # of vLLM: which of one engine's copies serves
 _OF_THE_PROXY: Final = (
     PREFILLER, b"x-encoder-hosts-ports", b"x-data-parallel-host-port", b"x-kv-cache-source-host-port",
 )  # fmt: skip
@@ -60,7 +61,7 @@ MODEL_QUOTED: Final = b"x-fairlead-model-quoted"
 # What Envoy removes before any filter sees it. `INNER` is not among them: the sidecar believes it with its secret only.
 GATEWAY_ONLY: Final = (
     DESTINATION, SUBSET, MODEL, ENDPOINT, DECISION, EVENTS, CLUSTER, BLIND_MODEL, MODEL_SPANS, MODEL_QUOTED,
-    PREFILLED, *_OF_THE_PROXY,
+    PREFILLED, DP_RANK, *_OF_THE_PROXY,
 )  # fmt: skip
 # What the sidecar removes, behind whichever gateway. It overwrites `DESTINATION` itself.
 NOT_OF_A_CLIENT: Final = frozenset({*GATEWAY_ONLY, INNER, ORIGINAL_DESTINATION} - {DESTINATION})

@@ -36,6 +36,8 @@ class Reserved(CacheKeys, gc=False):
     bootstrap_pair_key: Slice = UNSET
     decode_tp_size: Slice = UNSET
     disagg_prefill_dp_rank: Slice = UNSET
+    data_parallel_rank: Slice = UNSET
+    routed_dp_rank: Slice = UNSET
     sampling_params: Slice = UNSET  # these two may hold further ones
     vllm_xargs: Slice = UNSET
 

@@ -1,6 +1,6 @@
 """Which paths of an engine are read how.
 
-Every POST is read, so that one that names a model goes to an engine of that model. Of the paths below more is known:
+Every body is read, so that one that names a model goes to an engine of that model. Of the paths below more is known:
 which of them generate, and so fill a cache and bind a session, and which of them cost the engine no prefill.
 """
 

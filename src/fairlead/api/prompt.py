@@ -171,7 +171,8 @@ def _reserved(read: Reserved) -> tuple[str, ...] | Malformed:
     if (
         read.kv_transfer_params is read.ec_transfer_params is read.bootstrap_host is read.bootstrap_port
         is read.bootstrap_room is read.bootstrap_pair_key is read.decode_tp_size is read.disagg_prefill_dp_rank
-        is read.sampling_params is read.vllm_xargs is UNSET
+        is read.data_parallel_rank is read.routed_dp_rank is read.sampling_params
+        is read.vllm_xargs is UNSET
     ):  # fmt: skip
         return ()
     for key, value in (("sampling_params", read.sampling_params), ("vllm_xargs", read.vllm_xargs)):

@@ -35,6 +35,11 @@ def unknown_model(name: str) -> HttpAnswer:
     return _error(404, "model_not_found", message, param="model")
 
 
+def unknown_client() -> HttpAnswer:
+    message = "This gateway wants a key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+    return _error(401, "invalid_api_key", message, kind="authentication_error")
+
+
 def too_large(limit_bytes: int) -> HttpAnswer:
     return _error(413, "request_too_large", f"The body is larger than {limit_bytes} bytes, the limit of this gateway")
 

@@ -1,4 +1,5 @@
-"""Parameters by which a router moves KV between engines: a client that sent them could read or poison another's cache.
+"""Parameters that only a router sets: by most it moves KV between engines, and a client that sent them could read or
+poison another's cache; by `data_parallel_rank` and `routed_dp_rank` (SGLang) it chooses among one engine's copies.
 
 Sources: `kv_transfer_params` and `ec_transfer_params` of vLLM's requests, `bootstrap_*` and its neighbours of SGLang's.
 """
@@ -13,11 +14,11 @@ import msgspec
 RESERVED_KEYS: Final = frozenset(
     {
         "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
-        "bootstrap_pair_key", "decode_tp_size", "disagg_prefill_dp_rank",
+        "bootstrap_pair_key", "decode_tp_size", "disagg_prefill_dp_rank", "data_parallel_rank", "routed_dp_rank",
     }
 )  # fmt: skip
 
-_WRITTEN: Final = re.compile(rb"transfer_params|bootstrap_|decode_tp_size|disagg_prefill_dp_rank|\\u00")
+_WRITTEN: Final = re.compile(rb"transfer_params|bootstrap_|decode_tp_size|_dp_rank|data_parallel_rank|\\u00")
 _MOST_READ_BYTES: Final = 1 << 16
 _UTF_16_OR_32: Final = re.compile(rb"\A[^\x00]{0,3}\x00")
 _decode = msgspec.json.Decoder().decode

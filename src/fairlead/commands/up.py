@@ -42,14 +42,16 @@ def up(
     from fairlead.serving.logs import set_up_logs
 
     addresses = [_address(url) for url in urls]
-    engines = _that_serve_alone(uvloop.run(discover(addresses)))
+    found = uvloop.run(discover(addresses))
+    typer.echo(f"page:      http://{admin}/")  # first, as what follows is long in a large pool
+    engines = _that_serve_alone(found)
     document = {"listen": {"grpc": grpc, "admin": admin}, "gateway": {"listen": listen}, **_pool(engines)}
     text = _MARK + yaml.safe_dump(document, sort_keys=False)
     parse(text, str(config))
     _write(config, text)
     for engine in engines:
-        typer.echo(f"{engine.address}: {engine.model} ({engine.engine})")
-    set_up_logs()
+        typer.echo(f"engine:    {engine.address}: {engine.model} ({engine.engine})")
+    set_up_logs("warning")
     uvloop.run(_run(config, envoy_admin))
 
 
@@ -70,9 +72,7 @@ async def _run(config: Path, envoy_admin: str) -> None:
         async with gateway.EnvoyProcess(gateway.bootstrap(loaded, admin_address=envoy_admin)) as envoy:
             await gateway.until_advised(base)
             typer.echo(f"requests:  {base}/v1/chat/completions (models: {base}/v1/models)")
-            typer.echo(
-                f"admin:     http://{loaded.listen.admin}/debug/decisions and /metrics; Envoy: {envoy.admin_url}"
-            )
+            typer.echo(f"metrics:   http://{loaded.listen.admin}/metrics; Envoy's admin page: {envoy.admin_url}")
             typer.echo("Ctrl-C ends it.")
             await _first_of(serving, asyncio.create_task(envoy.wait()))
             if not serving.done():
@@ -101,8 +101,13 @@ def _that_serve_alone(engines: list[FoundEngine]) -> list[FoundEngine]:
 
 
 def _address(url: str) -> str:
+    if url.startswith("https:"):
+        needs = (
+            "the CA that signed its certificate and the name in it: pool.tls in a fairlead.yaml; see docs/engines.md"
+        )
+        raise UserError(f"{url}: an https engine needs more than a URL, {needs}")
     address = url.removeprefix("http://").rstrip("/")
-    if "/" in address or url.startswith("https:"):
+    if "/" in address:
         raise UserError(f"{url}: write an engine as http://host:port, without a path")
     return address
 

@@ -18,7 +18,7 @@ from fairlead.config.observation import Decisions, Observe, Tracing
 from fairlead.config.policy import Migration, PolicyConfig, Tuner
 from fairlead.config.pool import ModelConfig, Pool
 from fairlead.config.rate_limits import RateLimits
-from fairlead.config.requests import Prefixes, Sessions, Tasks, Tenants
+from fairlead.config.requests import Clients, Prefixes, Sessions, Tasks, Tenants
 from fairlead.config.routes import Reuse, Route, SplitRoute
 from fairlead.core.splits import Split
 from fairlead.errors import UserError
@@ -34,6 +34,7 @@ class Config(Section):
     policy: PolicyConfig = PolicyConfig()
     sessions: Sessions = Sessions()
     prefixes: Prefixes = Prefixes()
+    clients: Clients | None = None
     tenants: Tenants = Tenants()
     tasks: Tasks = Tasks()
     observe: Observe = Observe()

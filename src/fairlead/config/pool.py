@@ -7,9 +7,10 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, PositiveInt, WithJsonSchema, model_validator
 
 from fairlead import dialects
+from fairlead.access import PLAIN, Access
 from fairlead.addresses import Address, ZmqAddress
 from fairlead.config.errors import InvalidAtError
-from fairlead.config.values import TaskName
+from fairlead.config.values import AbsolutePath, TaskName
 from fairlead.core.endpoint import Role
 from fairlead.section import Section
 
@@ -37,6 +38,13 @@ class KvTransfer(Section):
         return self
 
 
+class EngineTls(Section):
+    """TLS to engines: both Envoy and the sidecar refuse one whose certificate is not signed by `ca` for this name."""
+
+    ca: AbsolutePath  # PEM: who signs the engines' certificates
+    server_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$")]  # that they have
+
+
 def _engine(name: str) -> str:
     return dialects.dialect_called(name).name
 
@@ -52,6 +60,8 @@ class EndpointConfig(Section):
     role: Role = "both"  # prefill: it only computes prompts for others; decode: it computes none for others
     kv_events: KvEvents | None = None
     kv_transfer: KvTransfer | None = None
+    tls: EngineTls | None = None  # default: that of its model, or of the pool
+    api_key_file: AbsolutePath | None = None  # one line: its API key; default: that of its model, or of the pool
 
     @model_validator(mode="after")
     def _the_engine_has_the_connector(self) -> Self:
@@ -79,6 +89,8 @@ class ModelConfig(Section):
     decode_ms_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
     max_model_len: PositiveInt | None = None  # prompts estimated longer are not sent to this model
     kv_bytes_per_token: PositiveInt | None = None  # in the KV cache, over all layers and GPUs
+    tls: EngineTls | None = None  # of its engines; default: that of the pool
+    api_key_file: AbsolutePath | None = None  # one line: the API key of its engines; default: that of the pool
 
 
 class Pool(Section):
@@ -86,6 +98,8 @@ class Pool(Section):
 
     endpoints: Annotated[tuple[EndpointConfig, ...], Field(strict=False)] = ()
     models: dict[str, ModelConfig] = Field(default_factory=dict)
+    tls: EngineTls | None = None  # of all engines; without it they are reached in plain HTTP
+    api_key_file: AbsolutePath | None = None  # one line: the API key of all engines, sent as a bearer token
 
     @model_validator(mode="after")
     def _each_endpoint_once(self) -> Self:
@@ -96,6 +110,20 @@ class Pool(Section):
                 message = f'"{endpoint.address}" is already endpoints[{first}]; remove one of them'
                 raise InvalidAtError(("endpoints", index, "address"), message)
         return self
+
+    def access(self, model: str | None, endpoint: EndpointConfig | None = None) -> Access:
+        """How engines of a model are reached, or one of them; None: one that has not said what it serves."""
+        places: tuple[EndpointConfig | ModelConfig | Pool | None, ...] = (endpoint, self.models.get(model or ""), self)
+        tls = next((place.tls for place in places if place is not None and place.tls is not None), None)
+        key = next((place.api_key_file for place in places if place is not None and place.api_key_file), None)
+        return Access(tls.ca if tls else "", tls.server_name if tls else "", key or "")
+
+    def accesses(self) -> dict[str, Access]:
+        """Every access that is configured, by the path of the key where it begins."""
+        found = {"pool": self.access(None)}
+        found |= {f"pool.models.{name}": self.access(name) for name in self.models}
+        found |= {f"pool.endpoints[{i}]": self.access(each.model, each) for i, each in enumerate(self.endpoints)}
+        return {path: access for path, access in found.items() if access != PLAIN}
 
     def served_models(self) -> set[str]:
         return {endpoint.model for endpoint in self.endpoints}

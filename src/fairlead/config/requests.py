@@ -26,6 +26,12 @@ class Sessions(Section):
     headers: _HeaderNames = (SESSION_ID.decode(), "x-claude-code-session-id", "session-id")
 
 
+class Clients(Section):
+    """Who may ask. Without this section everybody who reaches the gateway may; see docs/clients.md."""
+
+    keys: Annotated[str, Field(min_length=1)]  # a file of lines `NAME SHA256-OF-THE-KEY`, relative to the configuration
+
+
 class Prefixes(Section):
     """The router's own index of what is cached where."""
 

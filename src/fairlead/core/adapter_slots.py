@@ -1,8 +1,8 @@
 """Which adapters (LoRA) an engine has in its slots, as far as is known, and what a request for another has to wait for.
 
-vLLM names the adapters of requests that run or wait, SGLang only counts its slots, and neither names an adapter that is
-loaded and idle. So what was sent there lately is kept here. Engines evict the adapter that was used least recently, and
-so does this: at most as many idle ones are kept as there are slots.
+vLLM names the adapters of requests, and those that wait among those that run; SGLang only counts its slots; neither
+names an adapter that is loaded and idle. So what was sent there lately is kept here. Engines evict the adapter that was
+used least recently, and so does this: at most as many idle ones are kept as there are slots.
 
 A load keeps the engine from all else, as a prefill does, so it is counted in the tokens whose prefill takes as long.
 """
@@ -77,7 +77,6 @@ class AdapterSlots:
         self.slots = report.adapter_slots
         busy = self._busy
         named = (*report.running_adapters, *report.waiting_adapters) if report.works and not report.stale else ()
-        self._known.update(name for name in report.running_adapters if name in busy)
         before, self._elsewhere = self._elsewhere, frozenset(named).difference(busy)
         for name in before.difference(self._elsewhere, busy):
             self._idle[name] = None

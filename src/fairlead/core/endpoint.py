@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
+from fairlead.access import PLAIN, Access
 from fairlead.core.adapter_slots import USUAL_LOAD_MS, AdapterSlots
 from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.core.health import HALF, SILENCE_S, UNKNOWN_TO_ENVOY, WARMING_IN, Health
@@ -53,6 +54,7 @@ class EndpointSpec(msgspec.Struct, frozen=True, gc=False):
     kv_connector: str = ""  # by which its KV can go elsewhere: mooncake, nixl, or a store that it shares; empty: none
     role: Role = "both"
     transfer_ms_per_token: float = 0.1  # for KV to come here from another endpoint, until requests teach a better value
+    access: Access = PLAIN
 
 
 class Speed(msgspec.Struct, frozen=True, gc=False):

@@ -2,7 +2,7 @@
 
 A watch asks the same engine forever, on the CPU that requests need, and with a general client most of a scrape's cost
 was the client's. Here a request is one write, llhttp parses the answer in callbacks of the event loop, and the
-connection is kept. Redirects are not followed, as engines send none; engines are asked by host and port, without TLS.
+connection is kept. Redirects are not followed, as engines send none; an `Access` says where TLS or a key is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import Final, Literal, NamedTuple, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from fairlead.access import PLAIN, Access
 from fairlead.addresses import host_and_port
+from fairlead.engines.credentials import AUTHORIZATION, credentials_of
+from fairlead.errors import UserError
 
 Reason = Literal["timeout", "connect", "protocol", "too_large"]
 _Outcome = tuple[int, bytes] | Reason  # an answer's status and body, or the reason for none
@@ -49,9 +52,10 @@ async def ask_once(
     *,
     post: bytes | None = None,
     headers: Sequence[tuple[bytes, bytes]] = (),
+    access: Access = PLAIN,
 ) -> Answer:
     """GET `path`, or POST the JSON `post` to it, on a connection of its own. Raises UnansweredError."""
-    connection = Connection(address)
+    connection = Connection(address, access)
     try:
         return await connection.ask(path, timeout_s, most_bytes, post=post, headers=headers)
     finally:
@@ -94,10 +98,18 @@ class Connection:
     Servers close idle connections: if it turns out closed before any of the answer arrived, it is opened again, once.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, access: Access = PLAIN) -> None:
+        self._credentials = credentials_of(access)
         self._host, self._port = host_and_port(address)
         self._head = f" HTTP/1.1\r\nhost: {address}\r\naccept-encoding: identity\r\n".encode()  # no compression
         self._wire: _Wire | None = None
+
+    def reach(self, access: Access) -> None:
+        """Open connections like this from now on."""
+        credentials = credentials_of(access)
+        if credentials is not self._credentials:
+            self.close()
+            self._credentials = credentials
 
     async def ask(
         self,
@@ -114,19 +126,26 @@ class Connection:
         A header of several lines is left out: it would say more than its name.
         """
         started_s = time.perf_counter()
+        try:
+            key = self._credentials.header()
+        except UserError:  # the file is gone since the start
+            raise UnansweredError("connect") from None
+        head = self._head + key
         if post is None:
-            request = b"GET " + path.encode() + self._head + b"\r\n"
+            request = b"GET " + path.encode() + head + b"\r\n"
         else:
             self.close()
             lines = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(post)
-            own = b"".join([b"%b: %b\r\n" % (name, value) for name, value in headers if _is_one_line(value)])
-            request = b"POST " + path.encode() + self._head + own + lines + post
+            replaced = AUTHORIZATION if key else None  # the engine's own key stands for a client's
+            kept = [(name, value) for name, value in headers if name != replaced and _is_one_line(value)]
+            own = b"".join([b"%b: %b\r\n" % header for header in kept])
+            request = b"POST " + path.encode() + head + own + lines + post
         try:
             async with asyncio.timeout(timeout_s):
                 outcome = await self._outcome(request, most_bytes)
         except TimeoutError:
             raise UnansweredError("timeout") from None
-        except OSError:
+        except (OSError, UserError):
             raise UnansweredError("connect") from None
         if isinstance(outcome, str):
             raise UnansweredError(outcome)
@@ -145,7 +164,11 @@ class Connection:
                 return outcome
         self.close()
         loop = asyncio.get_running_loop()
-        _, self._wire = await loop.create_connection(lambda: _Wire(loop), self._host, self._port)
+        context = self._credentials.context()
+        name = None if context is None else self._credentials.server_name
+        _, self._wire = await loop.create_connection(
+            lambda: _Wire(loop), self._host, self._port, ssl=context, server_hostname=name
+        )
         return await self._wire.ask(request, most_bytes) or "connect"
 
 

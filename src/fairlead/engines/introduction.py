@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 import structlog
 
+from fairlead.access import Access
 from fairlead.addresses import host_and_port
 from fairlead.api.paths import MODELS
 from fairlead.dialects import DEFAULT, DIALECTS, KvPublisher, ServerInfo, owner_is, read_models, titles
@@ -72,16 +73,16 @@ class Introductions:
         """Addresses that have not answered yet."""
         return self._tasks.keys()
 
-    def want(self, addresses: Collection[str]) -> None:
-        """Know these, and forget all others."""
+    def want(self, addresses: Mapping[str, Access]) -> None:
+        """Know these, reached like this, and forget all others."""
         wanted = set(addresses)
         for address in [each for each in self.known if each not in wanted]:
             del self.known[address]
         for address in [each for each in self._tasks if each not in wanted]:
             self._tasks.pop(address).cancel()
-        for address in addresses:
+        for address, access in addresses.items():
             if address not in self.known and address not in self._tasks:
-                self._tasks[address] = asyncio.create_task(self._meet(address), name=f"ask {address}")
+                self._tasks[address] = asyncio.create_task(self._meet(address, access), name=f"ask {address}")
 
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
@@ -90,11 +91,11 @@ class Introductions:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _meet(self, address: str) -> None:
+    async def _meet(self, address: str, access: Access) -> None:
         pause_s, asked = _FIRST_PAUSE_S, 0
         while True:
             async with self._turns:
-                found, reason = await _listed(address)
+                found, reason = await _listed(address, access)
             if found is not None:
                 self.known[address] = found
                 del self._tasks[address]
@@ -107,10 +108,10 @@ class Introductions:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-async def _listed(address: str) -> tuple[FoundEngine | None, str]:
+async def _listed(address: str, access: Access) -> tuple[FoundEngine | None, str]:
     """What the engine lists, or why that is not known."""
     try:
-        answer = await ask_once(address, MODELS, _ASK_S, _MOST_BYTES)
+        answer = await ask_once(address, MODELS, _ASK_S, _MOST_BYTES, access=access)
     except UnansweredError as error:
         return None, error.reason
     if answer.status != 200:

@@ -22,6 +22,7 @@ from uuid import uuid4
 
 import msgspec
 
+from fairlead.access import PLAIN, Access
 from fairlead.api.paths import COMPLETIONS, TOKENIZE
 from fairlead.dialects.vllm import transfers_safely
 from fairlead.engines import metrics_text
@@ -59,6 +60,7 @@ class Party(msgspec.Struct, frozen=True):
 
     address: str
     bootstrap: str = ""
+    access: Access = PLAIN  # of its API
 
 
 class TransferError(Exception):
@@ -165,12 +167,13 @@ async def ask(
     *,
     post: bytes | None = None,
     most_bytes: int = _SMALL_BYTES,
+    access: Access = PLAIN,
 ) -> Answer:
     """One question to an engine. Raises TransferError for no answer in time and for any status but 200: `refused` if
     the engine rejects what was sent, `status` otherwise.
     """
     try:
-        answer = await ask_once(address, path, timeout_s, most_bytes, post=post)
+        answer = await ask_once(address, path, timeout_s, most_bytes, post=post, access=access)
     except UnansweredError as error:
         raise TransferError(stage, error.reason) from None
     if answer.status in (400, 413, 422):
@@ -180,15 +183,27 @@ async def ask(
     return answer
 
 
+async def _ask(
+    stage: Stage,
+    party: Party,
+    path: str,
+    timeout_s: float,
+    *,
+    post: bytes | None = None,
+    most_bytes: int = _SMALL_BYTES,
+) -> Answer:
+    return await ask(stage, party.address, path, timeout_s, post=post, most_bytes=most_bytes, access=party.access)
+
+
 async def tokenize(party: Party, body: bytes, timeout_s: float) -> list[int]:
     """The token ids of the prompt in `body`, a request to /tokenize."""
-    answer = await ask("tokenize", party.address, TOKENIZE, timeout_s, post=body, most_bytes=_MOST_TOKEN_BYTES)
+    answer = await _ask("tokenize", party, TOKENIZE, timeout_s, post=body, most_bytes=_MOST_TOKEN_BYTES)
     return _read("tokenize", answer.body, _Tokens).tokens
 
 
 async def check_version(party: Party, timeout_s: float) -> None:
     """Raises TransferError if a failed transfer would hang the engine's request forever."""
-    answer = await ask("discover", party.address, "/version", timeout_s)
+    answer = await _ask("discover", party, "/version", timeout_s)
     if not transfers_safely(_read("discover", answer.body, _Version).version):
         raise TransferError("discover", "version")
 
@@ -212,7 +227,7 @@ async def complete(
     }
     if prompt.cache_salt:
         body["cache_salt"] = prompt.cache_salt
-    answer = await ask(stage, party.address, COMPLETIONS, timeout_s, post=msgspec.json.encode(body))
+    answer = await _ask(stage, party, COMPLETIONS, timeout_s, post=msgspec.json.encode(body))
     completion = _read(stage, answer.body, _Completion)
     if completion.usage.prompt_tokens != len(prompt.ids):
         raise TransferError(stage, "tokens")
@@ -224,7 +239,7 @@ async def complete(
 
 async def taken(party: Party, timeout_s: float) -> _Taken:
     """By the engine's own counters."""
-    answer = await ask("confirm", party.address, "/metrics", timeout_s, most_bytes=metrics_text.MOST_BYTES)
+    answer = await _ask("confirm", party, "/metrics", timeout_s, most_bytes=metrics_text.MOST_BYTES)
     page = answer.body
     return _Taken(_sum(_TOKENS, page), _sum(_BYTES, page), _sum(_LOCAL, page) or 0, _sum(_COMPUTED, page) or 0)
 

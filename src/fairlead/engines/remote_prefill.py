@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import msgspec
 
+from fairlead.access import PLAIN, Access
 from fairlead.api.one_token import of_one_token, spans_to_split
 from fairlead.core.histogram import DURATION_SECONDS, Histogram
 from fairlead.engines.ask import UnansweredError, ask_once
@@ -66,10 +67,11 @@ class NotPrefilledError(Exception):
 
 
 class RemotePrefills:
-    """Counts are since the start. `bootstraps` may be replaced at any time."""
+    """Counts are since the start. `bootstraps` and `accesses` may be replaced at any time."""
 
     def __init__(self) -> None:
         self.bootstraps: Mapping[str, str] = {}  # endpoint address to host:port of its bootstrap server
+        self.accesses: Mapping[str, Access] = {}  # how an endpoint is reached, by its address
         self.done = 0
         self.failed: Counter[str] = Counter()  # by reason
         self.seconds = Histogram(DURATION_SECONDS)
@@ -99,7 +101,7 @@ class RemotePrefills:
         try:
             discovered = await connector.discover(source)
             asked = of_one_token(body, spans, msgspec.json.encode(connector.to_export(transfer_id)))
-            completion = await _ask(address, path, asked, headers, within_s)
+            completion = await _ask(address, path, asked, headers, within_s, self.accesses.get(address, PLAIN))
             details = completion.usage.prompt_tokens_details
             cached_tokens = None if details is None else details.cached_tokens
             exported = Exported(cached_tokens, completion.kv_transfer_params)
@@ -109,9 +111,11 @@ class RemotePrefills:
         return Prefilled(msgspec.json.encode(parameters), completion.usage.prompt_tokens, cached_tokens)
 
 
-async def _ask(address: str, path: str, body: bytes, headers: Sequence[Header], within_s: float) -> _Completion:
+async def _ask(
+    address: str, path: str, body: bytes, headers: Sequence[Header], within_s: float, access: Access
+) -> _Completion:
     try:
-        answer = await ask_once(address, path, within_s, _MOST_BYTES, post=body, headers=headers)
+        answer = await ask_once(address, path, within_s, _MOST_BYTES, post=body, headers=headers, access=access)
     except UnansweredError as error:
         raise NotPrefilledError(error.reason, blames=error.reason != "too_large") from None
     if answer.status != _OK:

@@ -65,7 +65,8 @@ class Watch:
         self.counts = WatchCounts()
         self._clock_s = clock_s
         # One for each loop: a hanging request must not delay the other loops.
-        self._for_health, self._for_metrics = Connection(endpoint.address), Connection(endpoint.address)
+        access = endpoint.spec.access
+        self._for_health, self._for_metrics = (Connection(endpoint.address, access) for _ in range(2))
         self._rtts_ms: deque[float] = deque(maxlen=_RTTS)
         self._was_seen = False  # it has answered a probe
         self._was_gone = False  # it answers again, but no metrics page has shown yet whether it restarted
@@ -109,6 +110,7 @@ class Watch:
         return DIALECTS[self.endpoint.spec.engine]
 
     async def _ask(self, connection: Connection, path: str, most_bytes: int = _SMALL_BYTES) -> Answer:
+        connection.reach(self.endpoint.spec.access)  # a reload may have changed it
         return await connection.ask(path, self.observe.timeout_ms / 1e3, most_bytes)
 
     # ---- health -------------------------------------------------------------------------------------------------

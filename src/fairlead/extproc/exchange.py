@@ -44,6 +44,7 @@ class Exchange:
     subset: Collection[str] | None = None
     is_test = False  # the subset is that of a conformance test, and stays
     request_id = b""
+    traceparent = b""  # of the call by which the gateway asks: it counts where the request has none itself
     request_duplex = False
     response_duplex = False
     in_flight: InFlight | None = None
@@ -114,7 +115,7 @@ class Exchange:
             self.waited_ms,
         )
         services.recorder.ended(self.route, ended)
-        services.tracer.ended(ended, self.headers.get(names.TRACEPARENT, b""))
+        services.tracer.ended(ended, self.headers.get(names.TRACEPARENT) or self.traceparent)
         if self.pick is not None:
             services.log.add(ended)
 

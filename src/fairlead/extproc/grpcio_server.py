@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
+from fairlead.api.headers import TRACEPARENT
 from fairlead.edge.grpc import StatusError
 from fairlead.extproc.pb.ext_proc_pb2 import ProcessingRequest
 from fairlead.extproc.processing import Processing
@@ -29,6 +30,8 @@ from fairlead.extproc.server import (
 from fairlead.extproc.services import Services
 from fairlead.gateway import endpoint_discovery
 from fairlead.gateway.endpoint_discovery import Subscriber
+
+_TRACEPARENT: Final = TRACEPARENT.decode()
 
 
 class _Health(health.HealthServicer):
@@ -101,7 +104,8 @@ class GrpcioServer:
     ) -> None:
         if not self._services.pool_is_known:
             await context.abort(grpc.StatusCode.UNAVAILABLE, TOO_EARLY)
-        processing = Processing(self._services)
+        traceparent = _traceparent(context) if self._services.tracer.is_on else b""
+        processing = Processing(self._services, traceparent=traceparent)
         self._services.recorder.running_streams += 1
         try:
             message = await context.read()
@@ -157,6 +161,13 @@ class GrpcioServer:
 async def _read(messages: AsyncIterator[bytes], subscriber: Subscriber) -> None:
     async for message in messages:
         subscriber.message(message)
+
+
+def _traceparent(context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+    for name, value in context.invocation_metadata() or ():
+        if name == _TRACEPARENT:
+            return value if isinstance(value, bytes) else value.encode("latin-1", "replace")
+    return b""
 
 
 def _as_it_is(reply: bytes) -> bytes:

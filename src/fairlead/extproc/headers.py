@@ -36,6 +36,7 @@ _REQUEST: Final = NOT_FOR_ENGINES.union(
         CONTEXT_REUSE,
         TASK,
         TEST_SELECTION,
+        b"x-api-key",
     ),
     (name.encode() for name in PASSED_ON),
 )

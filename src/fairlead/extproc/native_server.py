@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+from fairlead.api.headers import TRACEPARENT
 from fairlead.edge.grpc import Call, Health, Method, Status, StatusError
 from fairlead.edge.server import Server
 from fairlead.edge.tls import TlsFiles
@@ -69,7 +70,7 @@ class _ProcessCall:
     def __init__(self, call: Call, services: Services) -> None:
         self._call = call
         self._recorder = services.recorder
-        self._processing = Processing(services, call.send)
+        self._processing = Processing(services, call.send, call.metadata.get(TRACEPARENT, b""))
         self._is_early = not services.pool_is_known
         self._later: asyncio.Future[Iterable[Reply]] | None = None
         self._waiting: deque[Message] = deque()

@@ -17,6 +17,7 @@ from fairlead.cascade.escalation import PASSED_ON
 from fairlead.core.hop import Hop
 from fairlead.engines.remote_prefill import Header, NotPrefilledError
 from fairlead.extproc.body import Body, whole
+from fairlead.extproc.client_keys import API_KEY, AUTHORIZATION
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.pick import Pick
 from fairlead.extproc.routed import routed
@@ -68,6 +69,8 @@ async def _with_its_place(exchange: Exchange, hop: Hop, sent: bytes) -> bytes:
 
 def _headers(exchange: Exchange) -> list[Header]:
     """Of the request, what the engine that computes its prompt needs too: who asks, and for whose trace."""
-    own = exchange.headers
-    passed = [(name, own[name]) for name in (*_PASSED_ON, *exchange.services.inner_headers) if name in own]
+    own, services = exchange.headers, exchange.services
+    if services.clients.path is not None:  # a client's key is for this gateway alone
+        own = {name: value for name, value in own.items() if name not in (AUTHORIZATION, API_KEY)}
+    passed = [(name, own[name]) for name in (*_PASSED_ON, *services.inner_headers) if name in own]
     return [*passed, (names.REQUEST_ID, exchange.request_id)]

@@ -21,10 +21,12 @@ class Processing:
 
     __slots__ = ("_services", "_stream")
 
-    def __init__(self, services: Services, send: Send | None = None) -> None:
-        """`send` sends a reply that no message waits for; None: the server cannot."""
+    def __init__(self, services: Services, send: Send | None = None, traceparent: bytes = b"") -> None:
+        """`send` sends a reply that no message waits for; None: the server cannot. `traceparent` is the call's."""
         self._services = services
         self._stream = Stream(services, send)
+        if traceparent:
+            self._stream.traceparent = traceparent
 
     def on(self, message: Message) -> Iterable[Reply]:
         """Replies to `message`; after an internal error, replies that let the request pass."""

@@ -33,6 +33,7 @@ from fairlead.extproc.routed import begun, place_counted, routed_unread
 if TYPE_CHECKING:
     import asyncio
 
+OPEN_PATHS: Final = frozenset({"/health", "/ping"})  # without a key
 _MOST_WAITING_S: Final = 60.0
 _MARGIN_S: Final = 5.0  # by which Envoy waits longer than the queue holds a request: our answer must be the first
 _UNREAD_METHODS: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"CONNECT", b""})  # `gateway.routes` agrees
@@ -46,6 +47,8 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
         services.session_headers, services.tenant_header, services.inner_headers, services.waiting.headers
     )
     headers = exchange.headers = h.read(message.request_headers.headers, wanted)
+    if services.clients.path is not None and not may_ask(exchange):
+        return exchange.refuse(refusals.unknown_client())
     exchange.subset = h.subset_hint(message)
     if services.config.gateway.test_endpoint_selection:
         selected = h.test_selection(headers, services.router.pool.by_address)
@@ -65,6 +68,15 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
         if is_post and exchange.path in GENERATION_PATHS:
             return exchange.refuse(_NO_BODY)
     return routed_unread(exchange, path, has_ended=has_ended)
+
+
+def may_ask(exchange: Exchange) -> bool:
+    """Whether its client is known, or it asks what load balancers ask."""
+    headers = exchange.headers
+    if exchange.services.clients.allow(headers):
+        return True
+    exchange.request_id = headers.get(names.REQUEST_ID, b"")
+    return headers.get(b":method") == b"GET" and plain_path(headers.get(b":path", b"").decode("latin-1")) in OPEN_PATHS
 
 
 def on_body(exchange: Exchange, message: ProcessingRequest) -> Replies:

@@ -29,6 +29,7 @@ from fairlead.engines.observer import Observers
 from fairlead.engines.remote_prefill import RemotePrefills
 from fairlead.extproc.body_reader import BodyReader
 from fairlead.extproc.cascade import RequestCascades
+from fairlead.extproc.client_keys import ClientKeys
 from fairlead.extproc.held_bytes import HeldBytes
 from fairlead.extproc.recorder import Recorder
 from fairlead.extproc.reuse import RequestReuse
@@ -71,6 +72,7 @@ class Services:
     rewrites: Rewrites = NO_REWRITES
     rng: Random = field(default_factory=Random)
     tasks: TaskRules = NO_TASKS
+    clients: ClientKeys = field(default_factory=ClientKeys)
     inner_headers: tuple[bytes, ...] = ()  # in lower case; that a cascade passes on to larger models
     tenant_header: bytes = b""  # empty: all requests are of one tenant
     max_body_bytes: int

@@ -16,6 +16,7 @@ from fairlead.errors import UserError
 from fairlead.gateway.clusters import blind_clusters, engines_cluster, sidecar_cluster
 from fairlead.gateway.listener import listener
 from fairlead.gateway.parts import MOST_BODY_BYTES, MOST_PROCESSOR_TIMEOUT_MS, Mode, Part, listen_on, type_url
+from fairlead.gateway.reached import secrets
 
 __all__ = ["Mode", "bootstrap", "comment", "render"]
 
@@ -46,6 +47,7 @@ def bootstrap(config: Config, *, admin_address: str = "127.0.0.1:9901", mode: Mo
         "overload_manager": _overload(),
         "layered_runtime": {"layers": [{"name": "paths", "static_layer": _LONG_EXPRESSIONS}]},
         "static_resources": {
+            **({"secrets": keys} if (keys := secrets(config)) else {}),
             "listeners": [listener(config, mode)],
             "clusters": [engines_cluster(config), sidecar_cluster(config, mode), *blind_clusters(config)],
         },

@@ -14,11 +14,13 @@ from fairlead.gateway.parts import (
     SIDECAR_CLUSTER,
     Mode,
     Part,
+    codec,
     discovery,
     endpoints,
     seconds,
     type_url,
 )
+from fairlead.gateway.reached import filters, metadata, sockets
 
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _POLICIES = "envoy.extensions.load_balancing_policies"
@@ -43,7 +45,7 @@ def blind_clusters(config: Config) -> list[Part]:
     while the sidecar is away has no others.
     """
     policy = {"policies": [{"typed_extension_config": _least_requests()}]}
-    most_bytes, models = config.gateway.max_body_bytes, models_of_blind_routes(config)
+    models = models_of_blind_routes(config)
     own = {served[0]: name for name, served in models.items() if name.startswith("model:")}
     clusters, firsts = [], {}
     for model, name in own.items():
@@ -54,10 +56,10 @@ def blind_clusters(config: Config) -> list[Part]:
     for name, served in models.items():
         found = [firsts[model] for model in served] + [lasts[model] for model in served if model in lasts]
         if found != [name]:
-            clusters.append(_first_healthy(name, found, most_bytes, [] if name in own.values() else name_the_model()))
+            clusters.append(_first_healthy(config, name, found, [] if name in own.values() else name_the_model()))
     if lists_engines(config):
         clusters.append(_engines(config, "listed:engines", None, policy, listed=True))
-        clusters.append(_first_healthy(BLIND_CLUSTER, [ENGINES_CLUSTER, "listed:engines"], most_bytes, []))
+        clusters.append(_first_healthy(config, BLIND_CLUSTER, [ENGINES_CLUSTER, "listed:engines"], []))
     return clusters
 
 
@@ -72,23 +74,16 @@ def answering(config: Config) -> list[EndpointConfig]:
     return [each for each in config.pool.endpoints if each.role != "prefill"]
 
 
-def _assigned(name: str, addresses: list[str], model: str) -> Part:
-    assignment = endpoints(name, addresses)
-    for host in assignment["endpoints"][0]["lb_endpoints"]:
-        host["metadata"] = {"filter_metadata": {"envoy.lb": {"model": model}}}
-    # By default, a model with only half of its engines healthy loses some of its requests to the next model.
-    return assignment | {"policy": {"overprovisioning_factor": 100 * len(addresses)}}
-
-
-def _first_healthy(name: str, clusters: list[str], max_body_bytes: int, filters: list[Part]) -> Part:
+def _first_healthy(config: Config, name: str, clusters: list[str], naming: list[Part]) -> Part:
+    """`naming`: filters that name the model of an attempt, where the clusters are of several."""
     aggregate = "envoy.extensions.clusters.aggregate.v3.ClusterConfig"
     options: Part = {"@type": type_url(_HTTP_OPTIONS), "explicit_http_config": {"http_protocol_options": {}}}
-    if filters:
-        options["http_filters"] = filters
+    if added := [*filters(config), *naming]:
+        options["http_filters"] = [*added, codec()]
     return {
         "name": name,
         "connect_timeout": seconds(CONNECT_TIMEOUT_MS),
-        "per_connection_buffer_limit_bytes": max_body_bytes,
+        "per_connection_buffer_limit_bytes": config.gateway.max_body_bytes,
         "lb_policy": "CLUSTER_PROVIDED",
         "cluster_type": {
             "name": "envoy.clusters.aggregate",
@@ -101,8 +96,14 @@ def _first_healthy(name: str, clusters: list[str], max_body_bytes: int, filters:
 
 def _listed(config: Config, name: str, model: str | None) -> Part:
     """Where a cluster of engines has its hosts from: the list of the configuration."""
-    addresses = [each.address for each in answering(config) if model is None or each.model == model]
-    assignment = endpoints(name, addresses) if model is None else _assigned(name, addresses, model)
+    listed = [each for each in answering(config) if model is None or each.model == model]
+    addresses = [each.address for each in listed]
+    assignment = endpoints(name, addresses)
+    for each, host in zip(listed, assignment["endpoints"][0]["lb_endpoints"], strict=True):
+        host["metadata"] = {"filter_metadata": metadata(each.model, config.pool.access(each.model, each))}
+    if model is not None:
+        # By default, a model with only half of its engines healthy loses some of its requests to the next model.
+        assignment["policy"] = {"overprovisioning_factor": 100 * len(addresses)}
     return {**discovery(addresses), "load_assignment": assignment}
 
 
@@ -136,10 +137,12 @@ def _engines(
     config: Config, name: str, model: str | None, policy: Part, *, service: str = "", listed: bool = False
 ) -> Part:
     """`model`: whose engines these are; None: all. `listed`: those of the configuration, whatever the sidecar knows."""
+    adding_keys = filters(config)
     follows = config.gateway.endpoints == "eds" and not listed
     return {
         "name": name,
         **(_followed(service or name) if follows else _listed(config, name, model)),
+        **sockets(config),
         "connect_timeout": seconds(CONNECT_TIMEOUT_MS),
         "per_connection_buffer_limit_bytes": config.gateway.max_body_bytes,
         "load_balancing_policy": policy,
@@ -168,6 +171,7 @@ def _engines(
                 "@type": type_url(_HTTP_OPTIONS),
                 "common_http_protocol_options": {"idle_timeout": seconds(ENGINE_IDLE_MS)},
                 "explicit_http_config": {"http_protocol_options": {}},
+                **({"http_filters": [*adding_keys, codec()]} if adding_keys else {}),
             }
         },
     }

@@ -14,14 +14,15 @@ from typing import Final, NamedTuple
 import structlog
 from google.protobuf.any_pb2 import Any
 from google.protobuf.message import DecodeError
-from google.protobuf.struct_pb2 import Struct
 from google.protobuf.wrappers_pb2 import UInt32Value
 
 import fairlead.gateway.pb.endpoint_discovery_pb2 as pb
+from fairlead.access import PLAIN, Access
 from fairlead.addresses import host_and_port
 from fairlead.edge.grpc import Call, Method, Status, StatusError
 from fairlead.gateway.guard import model_cluster
 from fairlead.gateway.parts import ENGINES_CLUSTER, type_url
+from fairlead.gateway.reached import metadata
 
 SERVICE: Final = "envoy.service.endpoint.v3.EndpointDiscoveryService"
 STREAM_ENDPOINTS: Final = f"/{SERVICE}/StreamEndpoints"
@@ -38,6 +39,7 @@ class Host(NamedTuple):
     address: str  # ip:port
     model: str
     draining: bool = False
+    access: Access = PLAIN
 
 
 class Statistics(NamedTuple):
@@ -232,9 +234,8 @@ def _assignment(cluster: str, hosts: Sequence[Host]) -> bytes:
         added.endpoint.address.socket_address.port_value = port
         if host.draining:
             added.health_status = pb.DRAINING  # it gets no blind request either
-        model = Struct()
-        model["model"] = host.model
-        added.metadata.filter_metadata["envoy.lb"].CopyFrom(model)
+        for namespace, values in metadata(host.model, host.access).items():
+            added.metadata.filter_metadata[namespace].update(values)
     if hosts:  # by default, a model with only half of its engines healthy loses some of its requests to the next model
         assignment.policy.overprovisioning_factor.CopyFrom(UInt32Value(value=100 * len(hosts)))
     return assignment.SerializeToString(deterministic=True)

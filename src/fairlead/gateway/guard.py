@@ -62,16 +62,14 @@ def guard(config: Config, *, upgrades: bool = False) -> Part:
 
 
 def name_the_model() -> list[Part]:
-    """The filter for a cluster whose engines serve several models: each attempt names the engine's model."""
+    """Filters of a cluster whose engines serve several models, before the codec: each attempt names the engine's."""
     name = "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
     header = {"key": BLIND_MODEL_HEADER, "value": "%UPSTREAM_METADATA(envoy.lb:model)%"}
     mutation = {"append": {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}}
     config = {"@type": type_url(name), "mutations": {"request_mutations": [mutation]}}
-    codec = "envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec"
     return [
         {"name": "envoy.filters.http.header_mutation", "typed_config": config},
         _filter(_script("name_model")),
-        {"name": "envoy.filters.http.upstream_codec", "typed_config": {"@type": type_url(codec)}},
     ]
 
 

@@ -158,7 +158,8 @@ def _processor(config: Config, mode: Mode | None) -> Part:
         "stat_prefix": "fairlead",
         "grpc_service": {"envoy_grpc": {"cluster_name": SIDECAR_CLUSTER}},
         "processing_mode": processing_mode,
-        "failure_mode_allow": True,
+        "failure_mode_allow": config.clients is None,  # without the sidecar nobody knows who may ask
+        **({} if config.clients is None else {"status_on_error": {"code": "ServiceUnavailable"}}),
         "message_timeout": seconds(config.gateway.processor_timeout_ms),
         "max_message_timeout": seconds(max(MOST_PROCESSOR_MS, config.gateway.processor_timeout_ms)),
         "metadata_options": {

@@ -26,6 +26,12 @@ MOST_BODY_BYTES = 2**31 - 1
 MOST_PROCESSOR_TIMEOUT_MS = 3_600_000
 
 
+def codec() -> Part:
+    """The last filter of an upstream's own."""
+    name = "envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec"
+    return {"name": "envoy.filters.http.upstream_codec", "typed_config": {"@type": type_url(name)}}
+
+
 def seconds(duration_ms: float) -> str:
     """A duration as protobuf's JSON form writes it."""
     return f"{duration_ms / 1000:.3f}s"

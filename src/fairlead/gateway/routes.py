@@ -77,7 +77,8 @@ def _routes(config: Config, mode: Mode) -> list[Part]:
         found.append(_to_engines("chosen, a cascade as a stream", streamed, down_the_list))
         found[-1]["typed_per_filter_config"] = no_guard() | makes_events()
     if splits(config):
-        prefilled = _match(paths.read_by_the_sidecar(), {"name": headers.PREFILLED.decode(), "present_match": True})
+        by_another = {"name": headers.PREFILLED.decode(), "present_match": True}
+        prefilled = _match(paths.read_by_the_sidecar(), by_another, *_WITH_A_BODY)
         found.append(_to_engines("chosen, prefilled elsewhere", prefilled, _retry_unsent(config.gateway.fallbacks)))
         found[-1]["typed_per_filter_config"] = no_guard()
     found.append(read)
@@ -100,9 +101,9 @@ def splits(config: Config) -> bool:
     return config.discovery.is_used or any(each.role != "both" for each in config.pool.endpoints)
 
 
-def _match(path: str, *headers: Part) -> Part:
+def _match(path: str, *of_headers: Part) -> Part:
     match: Part = {"safe_regex": {"regex": path}}
-    return match | {"headers": list(headers)} if headers else match
+    return match | {"headers": list(of_headers)} if of_headers else match
 
 
 def _to_engines(name: str, match: Part, retry_policy: Part | None, *, by_header: bool = False) -> Part:

@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from fairlead.access import PLAIN
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
 from fairlead.core.histogram import Histogram
@@ -158,7 +159,9 @@ class Mover:
         return self._router.sessions.address_of(move.session) == move.target
 
     def _party(self, address: str) -> Party:
-        return Party(address, self.bootstraps.get(address, ""))
+        endpoint = self._router.pool.by_address.get(address)
+        access = PLAIN if endpoint is None else endpoint.spec.access
+        return Party(address, self.bootstraps.get(address, ""), access)
 
     def _drop(self, move: Move, reason: str) -> None:
         self.counts.dropped[reason] += 1

@@ -26,10 +26,12 @@ from fairlead.discovery.sources import sources
 from fairlead.engines.kv_following import require_library
 from fairlead.engines.kv_transfer import Deadlines
 from fairlead.errors import UserError
+from fairlead.extproc.client_keys import ClientKeys
 from fairlead.extproc.reuse import ReuseRule
 from fairlead.extproc.services import Services
 from fairlead.gateway import EndpointDiscovery, Host
 from fairlead.policies import build_policy
+from fairlead.serving.access import check_access
 from fairlead.serving.admission import MOST_LEVELS, bounded, longest_wait_s, naming_of, rate_rules_of, rules_of
 from fairlead.serving.build import most_held_bytes, url_of_gateway
 from fairlead.serving.confirmed import withhold_unconfirmed
@@ -118,7 +120,7 @@ class InForce:
         async with self._changing:
             services = self._services
             config, current = services.config, services.router.pool
-            members = self._membership.members(current)
+            members = self._membership.members(current, config.pool.access)
             known, rules = self._membership.is_known, services.discovery.rules()
             if members == self._members and known == services.pool_is_known and rules == self._rules:
                 return
@@ -134,15 +136,19 @@ class InForce:
         policy = build_policy(config.policy.name, config.policy.parameters())
         tuner = tuner_of(config, policy)
         require_library(config)
+        check_access(config)
+        keys = None if config.clients is None else self._folder / config.clients.keys
+        ClientKeys().use(keys)  # it may not be usable
         pool = make_pool(
             config,
             self._folder,
             router.pool,
-            self._membership.members(router.pool),
+            self._membership.members(router.pool, config.pool.access),
             rewrites=services.discovery.rules().rewrites,
         )  # the last that may fail
 
         services.config, self._addresses = config, None
+        services.clients.use(keys)
         router.fallbacks = config.gateway.fallbacks
         if self._decides_by != (config.policy, config.tuner):
             self._decides_by = config.policy, config.tuner
@@ -183,7 +189,7 @@ class InForce:
         if services.pool_is_known:
             self.known.set()
             services.envoys.publish(
-                Host(e.address, e.model, DRAINING in e.health.withheld)
+                Host(e.address, e.model, DRAINING in e.health.withheld, e.spec.access)
                 for e in pool.endpoints
                 if e.spec.role != "prefill"
             )
@@ -198,6 +204,7 @@ class InForce:
         services.waiting.use(rules, naming_of(config, objectives), longest_wait_s(rules))
         services.rates.use(rate_rules_of(config.rate_limits), services.clock_s())
         services.mover.bootstraps = services.prefills.bootstraps = _bootstraps(config, pool)
+        services.prefills.accesses = {endpoint.address: endpoint.spec.access for endpoint in pool.endpoints}
         services.learner.forget_all_but(pool.endpoints)
         services.learner.apply(pool.endpoints)
         services.budget.forget_all_but(pool.by_address)

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from fairlead.access import Access
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.pool import Pool
 from fairlead.discovery import DiscoveredEndpoint, Discovery
@@ -50,12 +51,15 @@ class Membership:
         """Whether time alone may change who is a member."""
         return bool(self._leaving) or (not self.is_known and self._discovery.is_synced)
 
-    def members(self, pool: Pool) -> list[Member]:
-        """Those of now; `pool` is the present one."""
+    def members(self, pool: Pool, access_of: Callable[[str | None], Access]) -> list[Member]:
+        """Those of now; `pool` is the present one, `access_of` how engines of a model are reached."""
         found = {each.address: each for each in self._discovery.endpoints()}
         for address in [each for each in self._leaving if each in found]:
             del self._leaving[address]
-        self._introductions.want([*found, *self._leaving])
+        listed = found | {address: self._last[address].found for address in self._leaving}
+        self._introductions.want(
+            {address: access_of(each.models[0] if each.models else None) for address, each in listed.items()}
+        )
         known = self._introductions.known
         present = {address: Member(each, known[address]) for address, each in found.items() if address in known}
         staying = self._staying(found, present, pool)

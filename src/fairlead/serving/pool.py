@@ -63,6 +63,7 @@ def make_pool(
             kv_connector=transfer.connector if transfer is not None else "",
             role=configured.role,
             transfer_ms_per_token=_transfer_ms_per_token(model, transfer),
+            access=config.pool.access(configured.model, configured),
         )
         specs.append(spec)
     specs += _discovered(config, folder, members, capabilities, set(addresses))
@@ -122,6 +123,7 @@ def _discovered(
             kv_connector=found.kv_connector,
             role=found.role,
             transfer_ms_per_token=_transfer_ms_per_token(model, None),
+            access=config.pool.access(name),
         )
 
 

@@ -20,6 +20,8 @@ from fairlead.core.pool import Pool
 from fairlead.discovery.kubernetes.source import access_of
 from fairlead.engines import kv_following
 from fairlead.errors import UserError
+from fairlead.extproc.client_keys import ClientKeys
+from fairlead.serving.access import check_access
 from fairlead.serving.pool import make_pool, resolve
 
 
@@ -47,6 +49,9 @@ def _checks(config: Config, folder: Path) -> Iterator[Callable[[], object]]:
             path = (folder / route.sample.file).parent
             yield partial(_writable, path, f"routes.{name}.sample.file", made=False)
     yield partial(kv_following.require_library, config)
+    yield partial(check_access, config)
+    if config.clients is not None:
+        yield partial(ClientKeys().use, folder / config.clients.keys)
     if config.sessions.store != "memory":
         yield redis.require_library
     cluster = config.discovery.kubernetes

@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 
 from fairlead.discovery.following import FailureLog
+from fairlead.errors import UserError
 from fairlead.extproc.services import Services
 from fairlead.serving.confirmed import Unserved, withhold_unconfirmed
 from fairlead.serving.memory import MemoryReturn
@@ -33,6 +34,7 @@ async def tend(services: Services) -> None:
         router.trim(services.clock_s())
         services.learner.settle(router.pool)
         services.kv_following.restarted(router.pool.endpoints)
+        _read_keys(services)
         trials.log_new(router)
         sources.log_new(services.clock_s())
         withhold_unconfirmed(services)
@@ -44,6 +46,14 @@ async def tend(services: Services) -> None:
                 router.index.set_capacity_tokens(endpoint.address, capacity_tokens)
 
     await _every(_TEND_S, once, services)
+
+
+def _read_keys(services: Services) -> None:
+    try:
+        if services.clients.refresh():
+            log.info("the clients' keys were read again")
+    except UserError as error:
+        log.error("the clients' keys cannot be read; those of before still count", reason=str(error))
 
 
 async def report_faults(services: Services) -> None:

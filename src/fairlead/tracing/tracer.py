@@ -37,6 +37,8 @@ log = structlog.get_logger("fairlead")
 class Tracer:
     """`start`, then `ended` on the request path, then `stop`."""
 
+    is_on: Final = True
+
     def __init__(self, url: str, *, sample: float, clock_s: Callable[[], float]) -> None:
         """`url` takes OTLP over HTTP. `sample` is the share of requests without a trace of their own that get one."""
         self._url = url
@@ -114,6 +116,8 @@ class Tracer:
 
 class NoTracer:
     """Nothing is traced."""
+
+    is_on: Final = False
 
     counts: Mapping[Outcomes, int] = MappingProxyType({})
 

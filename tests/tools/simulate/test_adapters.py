@@ -49,7 +49,7 @@ def test_a_request_without_a_slot_waits_until_one_is_free_and_others_pass_it() -
         ("plain", "", 3),
     ):
         engine.submit(EngineRequest(name, 8, tokens, adapter=adapter), 0.0)
-    assert (engine.adapters.running, engine.waiting_adapters) == (("a",), ("b", "c", "a"))
+    assert (engine.adapters.running, engine.adapters_in_use) == (("a",), ("a", "b", "c"))
     events = run_until_idle(engine)
     first, finished = event_times(events, EventKind.FIRST_TOKEN), event_times(events, EventKind.FINISHED)
     assert max(first["more of a"], first["plain"]) < finished["b"] < first["c"] < finished["a"]

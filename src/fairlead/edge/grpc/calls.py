@@ -69,9 +69,10 @@ class Services:
 class Call:
     """One call of a client. `send` and `finish` do nothing once it `is_open` no more."""
 
-    __slots__ = ("_answered", "_calls", "_method", "_reader", "_receiver", "_stream", "_timer")
+    __slots__ = ("_answered", "_calls", "_method", "_reader", "_receiver", "_stream", "_timer", "metadata")
 
-    def __init__(self, calls: Calls, stream: Stream, method: Method) -> None:
+    def __init__(self, calls: Calls, stream: Stream, method: Method, metadata: Mapping[bytes, bytes]) -> None:
+        self.metadata = metadata  # the request's fields, the first value of each
         self._calls = calls
         self._stream = stream
         self._method = method
@@ -210,7 +211,7 @@ class Calls:
             block = s.trailers_only(Status.UNIMPLEMENTED, f"there is no method {path}")
             self.connection.send_trailers(stream, block)
             return
-        call = stream.app = Call(self, stream, method)
+        call = stream.app = Call(self, stream, method, fields)
         if b"grpc-timeout" in fields:
             self._set_deadline(call, fields[b"grpc-timeout"])
         if ended and call.is_open:

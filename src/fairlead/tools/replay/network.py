@@ -11,8 +11,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from fairlead.errors import UserError
 from fairlead.tools.replay.lines import lines_of
@@ -23,7 +25,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     setup_ms: float = 20.0
     bytes_per_token: float = 98_304.0  # of Qwen3-Coder-30B: EAR gives 3.3 GB for 33,600 tokens
-    bytes_per_s: float = 10e9
+    bytes_per_s: Annotated[float, Meta(gt=0)] = 10e9
 
     def takes_ms(self, tokens: int) -> float:
         return self.setup_ms + tokens * self.bytes_per_token / self.bytes_per_s * 1e3

@@ -101,8 +101,10 @@ class Engine:
         return len(self._waiting)
 
     @property
-    def waiting_adapters(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(each.request.adapter for each in self._waiting if each.request.adapter))
+    def adapters_in_use(self) -> tuple[str, ...]:
+        """Of requests that run or wait: vLLM 0.32 reports these as running and as waiting."""
+        waiting = (each.request.adapter for each in self._waiting)
+        return tuple(name for name in dict.fromkeys((*self.adapters.running, *waiting)) if name)
 
     @property
     def kv_usage(self) -> float:

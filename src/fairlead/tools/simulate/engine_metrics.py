@@ -89,16 +89,14 @@ class _VllmPage(Page):
 
     def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
         super().__init__(engine, labels)
-        self._adapters_since: dict[
-            tuple[str, str], float
-        ] = {}  # by running and waiting ones: when they last were these
+        self._adapters_since: dict[str, float] = {}  # by those in use: when they last were these
 
     def _adapters_in_use(self) -> Metric:
         """A series for each set that ever was, without the page's usual labels; of these vLLM forgets none either."""
         names = ["max_lora", "waiting_lora_adapters", "running_lora_adapters"]
         family = GaugeMetricFamily("vllm:lora_requests_info", "Running stats on lora requests.", labels=names)
-        for (running, waiting), at_s in self._adapters_since.items():
-            family.add_metric([str(self._engine.parameters.adapter_slots), waiting, running], at_s)
+        for in_use, at_s in self._adapters_since.items():
+            family.add_metric([str(self._engine.parameters.adapter_slots), in_use, in_use], at_s)
         return family
 
     def collect(self) -> Iterator[Metric]:
@@ -124,9 +122,8 @@ class _VllmPage(Page):
         for source, tokens in sources.items():
             by_source.add_metric([*self._labels.values(), source], tokens)
         yield by_source
-        running, waiting = engine.adapters.running, engine.waiting_adapters
-        if running or waiting or self._adapters_since:
-            in_use = ",".join(running), ",".join(waiting)
+        in_use = ",".join(engine.adapters_in_use)
+        if in_use or self._adapters_since:
             self._adapters_since[in_use] = time.time()
             yield self._adapters_in_use()
         yield self._gauge(

@@ -1,0 +1,71 @@
+"""The file of clients' keys."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from fairlead.errors import UserError
+from fairlead.extproc.client_keys import ClientKeys
+
+DIGEST = sha256(b"key").hexdigest()
+
+
+def keys(path: Path, text: str) -> ClientKeys:
+    path.write_text(text)
+    found = ClientKeys()
+    found.use(path)
+    return found
+
+
+def test_a_line_is_a_name_and_a_hash_and_may_have_a_comment(tmp_path: Path) -> None:
+    known = keys(tmp_path / "clients", f"# of the team\n\nalice  {DIGEST.upper()}  # until May\n")
+    assert known.allow({b"authorization": b"Bearer key"})
+    assert known.allow({b"x-api-key": b"key"})
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {b"authorization": b"key"},
+        {b"authorization": b"Bearer other"},
+        {b"authorization": b"Bearer key,Bearer key"},  # sent twice
+        {b"authorization": b"Bearer " + DIGEST.encode()},
+        {b"x-api-key": DIGEST.encode()},
+        {b"authorization": b"Bearer other", b"x-api-key": b"key"},
+    ],
+)
+def test_nothing_else_opens(headers: dict[bytes, bytes], tmp_path: Path) -> None:
+    assert not keys(tmp_path / "clients", f"alice {DIGEST}\n").allow(headers)
+
+
+def test_an_empty_file_lets_nobody_in(tmp_path: Path) -> None:
+    known = keys(tmp_path / "clients", "")
+    assert not known.allow({})
+    assert not known.allow({b"x-api-key": b""})
+
+
+@pytest.mark.parametrize("line", ["alice", "alice key", f"alice {DIGEST[:-1]}", f"{DIGEST}"])
+def test_a_mistake_is_said_with_its_line_and_without_its_content(line: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"clients:2: write a name and the SHA-256") as refused:
+        keys(tmp_path / "clients", f"bob {DIGEST}\n{line}\n")
+    assert line not in str(refused.value)
+
+
+def test_a_change_is_read_once_and_a_mistake_leaves_the_last_keys(tmp_path: Path) -> None:
+    known = keys(tmp_path / "clients", f"alice {DIGEST}\n")
+    assert not known.refresh()
+    (tmp_path / "clients").write_text("alice changed\n")
+    with pytest.raises(UserError):
+        known.refresh()
+    assert known.allow({b"x-api-key": b"key"})
+    assert not known.refresh()
+    (tmp_path / "clients").unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        known.refresh()
+    (tmp_path / "clients").write_text(f"bob {sha256(b'new').hexdigest()}\n")
+    assert known.refresh()
+    assert [known.allow({b"x-api-key": key}) for key in (b"key", b"new")] == [False, True]
