@@ -300,9 +300,9 @@ async def test_an_operator_drains_an_endpoint_until_it_can_be_stopped(stack: Sta
 
     await pool.until(begun, "the endpoint drains")
     assert home_of(await turn(pool, "new", 0)) != drained
-    for session in staying:
+    for moves, session in enumerate(staying, 1):
         await turn(pool, session, 1)
-    await ended(pool, moves=len(staying))
+        await ended(pool, moves)
     code, output = await draining
     assert (code, f"{drained} is drained and can be stopped" in output) == (0, True), output
     assert "sent no request" not in output, output
