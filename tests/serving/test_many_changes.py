@@ -15,6 +15,7 @@ import pytest
 from envoy_data_plane.envoy.service.discovery import v3 as xds
 from prometheus_client.parser import text_string_to_metric_families
 
+from fairlead.access import Access
 from fairlead.admin.metrics import FairleadCollector, render
 from fairlead.api.usage import Usage
 from fairlead.config import load
@@ -140,7 +141,7 @@ class Changing:
 
 @pytest.fixture
 async def changing(file: ConfigFile, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Changing]:
-    async def listed(address: str) -> tuple[FoundEngine, str]:
+    async def listed(address: str, _: Access) -> tuple[FoundEngine, str]:
         return FoundEngine(address, "llama", "vllm", 4096), ""
 
     async def watched(_: Watch) -> None:
