@@ -34,7 +34,7 @@ def test_our_packages_do_not_import_each_other_in_a_ring() -> None:
     code, out, err = printed()
 
     assert (code, err) == (0, "")
-    assert "\nserving: addresses, " in out
+    assert "\nserving: access, addresses, " in out
 
 
 def test_a_package_stands_behind_all_that_it_imports(house: Path) -> None:

@@ -1,5 +1,4 @@
-"""KV moves between two real vLLM servers over TCP, with Fairlead and a real Envoy in front: sessions, and prompts that
-one of the servers computes for the other.
+"""A session moves between two real vLLM servers, with Fairlead and a real Envoy in front: its KV goes over TCP.
 
 The servers are those of the lab, with vLLM's Mooncake connector. Prompts are longer than what the tiny models learned:
 what they answer means nothing. That it is the same, with the same probabilities, is what counts.
@@ -8,12 +7,8 @@ what they answer means nothing. That it is the same, with the same probabilities
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import signal
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -23,16 +18,14 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from fairlead.engines.introduction import discover
 from fairlead.engines.kv_transfer import Exported, Party, Prompt, TransferError, complete, taken
 from fairlead.engines.mooncake import Mooncake
 from fairlead.tools.demo.front import Front
 from lab import words
 from lab.engines import LabEngines
 from lab.moving import ABORT_S, Moving
-from lab.pool import forget_prompts, known, running_front
+from lab.pool import known, running_front
 from lab.servers import BLOCK_TOKENS
-from tests.waiting import until
 
 MODEL = "heron"
 WITHIN_S = 120.0
@@ -45,7 +38,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(840)
 class Lab:
     engines: LabEngines
     moving: Moving
-    folder: Path
     front: Front
     client: httpx.AsyncClient
     admin: httpx.AsyncClient
@@ -77,30 +69,25 @@ def conversation(session: str, number: int) -> dict[str, Any]:
     return {"model": MODEL, "messages": messages} | sampling
 
 
-def listed(engines: LabEngines, moving: Moving) -> list[dict[str, Any]]:
-    """The engines as a configuration lists them."""
-    return [
-        {
-            "address": engine.address,
-            "model": MODEL,
-            "kv_transfer": {"connector": "mooncake", "bootstrap": bootstrap},
-        }
-        for engine, bootstrap in zip(engines.running, moving.bootstraps, strict=True)
-    ]
-
-
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def lab() -> AsyncIterator[Lab]:
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:  # short: the path of a Unix socket is
         folder, moving = Path(name), await asyncio.to_thread(Moving, 2)
         async with LabEngines((MODEL, MODEL), folder, moving) as engines:
-            endpoints = listed(engines, moving)
+            endpoints = [
+                {
+                    "address": engine.address,
+                    "model": MODEL,
+                    "kv_transfer": {"connector": "mooncake", "bootstrap": bootstrap},
+                }
+                for engine, bootstrap in zip(engines.running, moving.bootstraps, strict=True)
+            ]
             async with (
                 running_front(engines, known(folder), "ear", folder, pool={"endpoints": endpoints}) as front,
                 httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=WITHIN_S) as client,
                 httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=WITHIN_S) as admin,
             ):
-                yield Lab(engines, moving, folder, front, client, admin)
+                yield Lab(engines, moving, front, client, admin)
 
 
 async def test_a_moved_session_finds_its_context_on_the_target_and_gets_the_same_answer(lab: Lab) -> None:
@@ -144,101 +131,10 @@ async def test_an_import_that_finds_nothing_is_computed_and_its_counter_says_so(
     assert (await taken(target, WITHIN_S)).tokens == before
 
 
-@asynccontextmanager
-async def halves(lab: Lab, prefill: str) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
-    """A second front of the same servers, of which the one at `prefill` only computes prompts; to it and its pages.
-
-    A token counts as slow to compute, so that any answer under way is worth not being interrupted.
-    """
-    endpoints = [
-        endpoint | {"role": "prefill" if endpoint["address"] == prefill else "decode"}
-        for endpoint in listed(lab.engines, lab.moving)
-    ]
-    pool = {"endpoints": endpoints, "models": {MODEL: {"prefill_ms_per_token": 5.0}}}
-    folder = lab.folder / f"halves-{prefill.rpartition(':')[2]}"
-    folder.mkdir()
-    sections = {"pool": pool, "observe": {"answers_per_second": 0}}
-    async with (
-        Front(
-            await discover([e["address"] for e in endpoints]), known(folder), "fairlead", folder, None, sections
-        ) as it,
-        httpx.AsyncClient(base_url=it.url, trust_env=False, timeout=WITHIN_S) as client,
-        httpx.AsyncClient(base_url=it.admin_url, trust_env=False, timeout=WITHIN_S) as admin,
-    ):
-
-        async def identified() -> bool:
-            return all(e["version"] for e in (await admin.get("/debug/endpoints")).json()["endpoints"])
-
-        await until(identified, "the engines have told their version", WITHIN_S)
-        yield client, admin
-
-
-@asynccontextmanager
-async def an_answer_under_way(client: httpx.AsyncClient) -> AsyncIterator[None]:
-    body = conversation("other", 0) | {"max_tokens": 2000, "stream": True, "logprobs": False, "top_logprobs": None}
-    body["messages"] = [{"role": "user", "content": "Count."}]
-    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-        assert answer.status_code == 200
-        await anext(answer.aiter_bytes())
-        yield
-
-
-async def sources(address: str) -> dict[str, int]:
-    """Prompt tokens by where the engine had them from, since its start."""
-    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as client:
-        page = (await client.get(f"http://{address}/metrics")).text
-    found = re.findall(r'^vllm:prompt_tokens_by_source_total\{.*source="(\w+)".*\} ([0-9.e+]+)', page, re.MULTILINE)
-    return {source: round(float(count)) for source, count in found}
-
-
-async def test_a_prompt_is_computed_at_one_server_only_and_its_answer_is_the_same(lab: Lab) -> None:
-    prefill, decode = [engine.address for engine in lab.engines.running]
-    await forget_prompts(lab.engines)
-    async with halves(lab, prefill) as (client, admin), an_answer_under_way(client):
-        before = await sources(prefill), await sources(decode)
-        answer = (await client.post("/v1/chat/completions", json=conversation("p", 0))).raise_for_status()
-        (decision, *_) = (await admin.get("/debug/decisions")).json()["decisions"]
-        page = (await admin.get("/metrics")).text
-
-        async def counted() -> bool:
-            return (await sources(decode))["external_kv_transfer"] > before[1]["external_kv_transfer"]
-
-        await until(counted, "the transfer is counted", WITHIN_S)
-        after = await sources(prefill), await sources(decode)
-    assert decision["prefill"]["taken"] == "split"
-    assert 'fairlead_remote_prefills_total{outcome="done",reason=""} 1.0' in page
-    assert answer.headers["x-fairlead-endpoint"] == decode
-    tokens = answer.json()["usage"]["prompt_tokens"]
-    assert tokens > 4000
-    computed = [now["local_compute"] - then["local_compute"] for now, then in zip(after, before, strict=True)]
-    assert computed[0] >= tokens
-    assert computed[1] <= 2 * BLOCK_TOKENS
-    assert after[1]["external_kv_transfer"] - before[1]["external_kv_transfer"] >= tokens - BLOCK_TOKENS
-    await forget_prompts(lab.engines)
-    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as client:
-        alone = await client.post(f"http://{decode}/v1/chat/completions", json=conversation("p", 0))
-    assert_same(answer.json()["choices"][0], alone.json()["choices"][0])
-
-
-async def test_a_session_and_a_prompt_at_a_server_that_dies_go_on_at_the_other(lab: Lab) -> None:
+async def test_a_session_that_is_ordered_off_an_endpoint_that_dies_first_goes_on_elsewhere(lab: Lab) -> None:
     home = (await lab.turn("t", 0)).headers["x-fairlead-endpoint"]
     target = next(engine.address for engine in lab.engines.running if engine.address != home)
-    dies = next(engine for engine in lab.engines.running if engine.address == home).child
-    async with halves(lab, home) as (client, admin), an_answer_under_way(client):
-        os.kill(dies.pid, signal.SIGSTOP)  # so that it dies while it has a prompt to compute for the other
-        split = asyncio.create_task(client.post("/v1/chat/completions", json=conversation("q", 0)))
-        busy = f'fairlead_inflight_requests{{endpoint="{home}",model="{MODEL}"}} 1.0'
-
-        async def is_there() -> bool:
-            return busy in (await admin.get("/metrics")).text
-
-        await until(is_there, "it waits for its prompt", WITHIN_S)
-        await lab.order("move", session="t", to=target)
-        dies.kill()
-        answer = (await split).raise_for_status()
-        page = (await admin.get("/metrics")).text
-    assert answer.headers["x-fairlead-endpoint"] == target
-    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] < BLOCK_TOKENS
-    assert 'fairlead_remote_prefills_total{outcome="failed"' in page
+    await lab.order("move", session="t", to=target)
+    next(engine for engine in lab.engines.running if engine.address == home).child.kill()
     after = await lab.turn("t", 1)
     assert after.headers["x-fairlead-endpoint"] == target

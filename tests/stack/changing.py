@@ -152,10 +152,10 @@ class ChangingPool:
             return set()
         return {each["address"] for each in msgspec.json.decode(body)["endpoints"] if each["healthy"]}
 
-    async def known_to_envoy(self) -> set[str]:
+    async def known_to_envoy(self, cluster: str = "engines") -> set[str]:
         _, body = await self._get(f"{self.envoy.admin_url}/clusters?format=json")
         clusters = msgspec.json.decode(body)["cluster_statuses"]
-        hosts = next(each.get("host_statuses", ()) for each in clusters if each["name"] == "engines")
+        hosts = next(each.get("host_statuses", ()) for each in clusters if each["name"] == cluster)
         return {"{address}:{port_value}".format(**host["address"]["socket_address"]) for host in hosts}
 
     # ---- load -----------------------------------------------------------------------------------------------------

@@ -79,5 +79,5 @@ async def test_a_route_without_samples_cannot_be_watched(stack: Start, judge: Ju
     pool = await stack(engine("small"), engine("large"), routes=routes(judge))
     watched = Watched([pool.config_path], "answer", tmp_path / "plan.yaml", tmp_path / "allocation.yaml", 0.5)
     planner = Replanner(SETTINGS, Aim(least_quality=90), [])
-    with pytest.raises(UserError, match="no cascade with a sample"):
+    with pytest.raises(UserError, match="not a cascade with a sample"):
         next(watch_windows(planner, watched, 1))

@@ -76,6 +76,11 @@ async def test_envoy_that_starts_while_the_sidecar_is_away_serves_from_the_engin
     await pool.start_sidecar()
     async with pool.load() as seen:
         await until(lambda: {*listed, *other} <= set(seen.first_s), "the sidecar's engines serve")
+
+        async def is_followed() -> bool:
+            return await pool.known_to_envoy("followed:model:small") == {*listed, *other}
+
+        await until(is_followed, "Envoy knows them for requests without advice, too")
         await pool.stop(listed)
         kept = await pool.known_to_envoy()
         pool.kill_sidecar()
