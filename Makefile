@@ -3,24 +3,45 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+UNFINISHED := $(VENV)/.unfinished
+LOCKS := -r requirements-dev.lock -r requirements-build.lock
+BUILD_REQUIRES = $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
+RELEASE_TOOLS := .release/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-h2spec test-kubernetes fuzz lint graph bench bench-routing bench-rivals bench-reuse papers release docs lab ttca lab-moves lab-calibration lab-learned lab-reuse lab-overload lab-cascade lab-judgements lab-models lab-lock lock clean
+.PHONY: help install demo test test-h2spec test-kubernetes fuzz lint graph bench bench-routing bench-rivals bench-reuse bench-tracing papers release docs pictures lab ttca lab-moves lab-calibration lab-learned lab-reuse lab-overload lab-cascade lab-judgements lab-models lab-lock lock clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
 
 install: $(INSTALLED) ## Make the virtual environment with pinned dependencies and Envoy.
 
-$(INSTALLED): requirements-dev.lock pyproject.toml hatch_build.py $(wildcard protos/*.proto)
+# pip would take a minute and a half of one core for what uv does in seconds. uv reads none of pip's settings: a registry that
+# pip was told of is passed on, the system's certificates count, and where that is not enough, pip does it.
+# Without byte code each process would compile what it imports, again and again where PYTHONDONTWRITEBYTECODE is set.
+# What was interrupted starts over: a package may be there by half.
+$(INSTALLED): requirements-dev.lock requirements-build.lock requirements-uv.lock pyproject.toml hatch_build.py $(wildcard protos/*.proto)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Fairlead needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "Python's venv module is missing; on Debian run: apt-get install python3-venv" >&2; exit 2; }
+	@test ! -e $(UNFINISHED) || rm -rf $(VENV)
+	@mkdir -p $(VENV) && rm -f $@ && date +%s >$(UNFINISHED)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing pinned dependencies into $(VENV) (the first time takes a minute or two) ..."
-	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@echo "Installing pinned dependencies into $(VENV) (the first time takes some half a minute) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-uv.lock
+	@registry=$$($(BIN)/pip config list | sed -n "s/.*\.index-url='\(.*\)'/\1/p" | head -1); \
+	  UV_NATIVE_TLS=1 $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $${registry:+--default-index "$$registry"} \
+	    --require-hashes $(LOCKS) || \
+	  { echo "uv could not; pip, which has settings of its own, takes a minute or two ..." && \
+	    $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes $(LOCKS); }
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation --editable .
+	@echo "Installed in $$(($$(date +%s) - $$(cat $(UNFINISHED)))) s."
+	@rm $(UNFINISHED) && touch $@
+
+$(RELEASE_TOOLS): requirements-release.txt pyproject.toml
+	@test -x .release/bin/python || $(PYTHON) -m venv .release
+	@.release/bin/pip install --quiet --disable-pip-version-check -r requirements-release.txt $(BUILD_REQUIRES)
 	@touch $@
 
 demo: $(INSTALLED) ## Four simulated engines, Envoy and the sidecar; KEEP=1 stays up, ENGINES=host:port,... uses yours.
@@ -72,6 +93,9 @@ bench-rivals: $(INSTALLED) ## Fairlead beside other gateways in the same passes;
 bench-reuse: $(INSTALLED) ## What context reuse saves and costs, on real lists of retrieved documents; some two minutes.
 	$(BIN)/fairlead bench-reuse $(if $(CONTEXTPILOT),--contextpilot $(CONTEXTPILOT))
 
+bench-tracing: $(INSTALLED) ## A request's path with tracing off, on and unsampled, on and sampled; some ten minutes.
+	$(BIN)/fairlead bench-tracing
+
 papers: $(INSTALLED) ## The papers' experiments, repeated in simulated time; writes benchmarks/results/papers/.
 	@for each in benchmarks/papers/[a-z]*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done
 
@@ -113,18 +137,22 @@ lab-lock: ## Write the lab's lock files again (needs uv). torch is installed on 
 	  --python-platform x86_64-manylinux_2_34 --no-header --no-annotate -q -o lab/requirements-sglang.lock
 	sed -i -E '/^(torch|triton|(nvidia|cuda)-[a-z0-9-]+)==/d' lab/requirements-sglang.lock
 
-lock: ## Write the lock files again from pyproject.toml (needs uv).
-	uv pip compile pyproject.toml --extra redis --extra tls --extra tracing --extra kv-events --universal --python-version 3.11 \
-	  --generate-hashes -q -o requirements.lock
-	uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --generate-hashes -q \
-	  -o requirements-dev.lock
-	uv pip compile requirements-docs.txt --universal --python-version 3.11 --generate-hashes -q -o requirements-docs.lock
+LOCK := .release/bin/uv pip compile
+LOCKED := --universal --python-version 3.11 --generate-hashes -q
 
-release: ## Build and check the sdist and the wheel into dist/, twice, byte by byte; publishes nothing.
-	@test -x .release/bin/twine || { $(PYTHON) -m venv .release && .release/bin/pip install --quiet \
-	  --disable-pip-version-check -r requirements-release.txt $$($(PYTHON) -c 'import tomllib; \
-	  print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'); }
+lock: $(RELEASE_TOOLS) ## Write the lock files again from pyproject.toml.
+	$(LOCK) pyproject.toml --extra serve $(LOCKED) -o requirements.lock
+	$(LOCK) pyproject.toml --all-extras --group dev $(LOCKED) -o requirements-dev.lock
+	$(LOCK) requirements-docs.txt $(LOCKED) -o requirements-docs.lock
+	printf '%s\n' $(BUILD_REQUIRES) | $(LOCK) - --constraint requirements-dev.lock $(LOCKED) -o requirements-build.lock
+	grep '^uv==' requirements-release.txt | $(LOCK) - $(LOCKED) -o requirements-uv.lock
+
+release: $(RELEASE_TOOLS) ## Build and check the sdist and the wheel into dist/, twice, byte by byte; publishes nothing.
 	@.release/bin/python scripts/release.py
+
+pictures: $(INSTALLED) ## The pictures of docs/pictures/: dashboards and the status page, of a pool under load; ten minutes.
+	@.ci/install-system-parts
+	$(BIN)/python -m scripts.pictures
 
 docs: ## The documentation as a site in .docs/site, built strictly: every link and heading that a page names is there.
 	@test -x .docs/bin/mkdocs || { $(PYTHON) -m venv .docs && .docs/bin/pip install --quiet \

@@ -6,11 +6,14 @@ package index: only the files that it is started with are looked at.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
+import sys
 import tomllib
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +41,7 @@ LISTENS: Final = {
     "grafana": [3000],
 }
 _NAME_THEIR_PROGRAM: Final = ("envoy", "redis")  # first in the command
+CHECKED: Final = [service for service, settings in SERVICES.items() if "healthcheck" in settings]
 
 
 class Machine:
@@ -59,6 +63,16 @@ class Machine:
             command = command[1:]
         return Child(service, [*program, *command, *more], stop_within_s=60.0)
 
+    async def is_healthy(self, service: str) -> bool:
+        """Whether its health check ends with 0, with this machine's programs and addresses."""
+        _, program, *arguments = SERVICES[service]["healthcheck"]["test"]
+        if service == "redis":
+            arguments = ["-p", self.address("redis").rpartition(":")[2], *arguments]
+        command = [sys.executable] if program.endswith("python") else _program(program)
+        command += [self._reached(argument, service) for argument in arguments]
+        output = asyncio.subprocess.DEVNULL
+        return await (await asyncio.create_subprocess_exec(*command, stdout=output, stderr=output)).wait() == 0
+
     def _command(self, service: str) -> list[str]:
         """Its arguments, with addresses and paths of this machine."""
         mounts = dict(_mounts(service))
@@ -79,8 +93,8 @@ class Machine:
         for (name, port), address in self._addresses.items():
             text = text.replace(f"{name}:{port}", address)
             if name == service or name == "envoy":
-                text = text.replace(f"0.0.0.0:{port}", address)
-        return text.replace("127.0.0.1:9901", f"127.0.0.1:{self._envoy_admin}")
+                text = re.sub(rf"(0\.0\.0\.0|127\.0\.0\.1):{port}\b", address, text)
+        return re.sub(r"127\.0\.0\.1([:/])9901", rf"127.0.0.1\g<1>{self._envoy_admin}", text)
 
     def _file(self, service: str, inside: str, outside: str) -> Path:
         is_volume = not outside.startswith(".")
@@ -124,6 +138,8 @@ async def test_a_request_goes_its_way_sessions_are_shared_and_prometheus_sees_bo
                 return False
             return [sample["value"][1] for sample in found] == [value]
 
+        for service in CHECKED:
+            assert not await machine.is_healthy(service), f"{service} has not started"
         port = machine.address("redis").rpartition(":")[2]
         await start(machine.child("redis", _program("redis-server"), "--port", port, "--dir", str(tmp_path)))
         for service in ("engine-1", "engine-2", "sidecar-1", "sidecar-2"):
@@ -147,6 +163,12 @@ async def test_a_request_goes_its_way_sessions_are_shared_and_prometheus_sees_bo
         await until(lambda: sees("sum(fairlead_store_up)", "2"), "both share Redis")
         async with client.get(f"{prometheus}/rules") as answer:
             assert "FairleadDown" in await answer.text()
+        for service in CHECKED:
+            await until(partial(machine.is_healthy, service), f"{service} is healthy")
+
+
+def test_all_that_stays_and_can_be_run_here_has_a_health_check() -> None:
+    assert set(SERVICES) - set(CHECKED) == {"bootstrap", "grafana"}
 
 
 def test_what_is_published_is_for_this_machine_alone_and_listened_on() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,6 +13,7 @@ import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -21,15 +23,43 @@ from fairlead.gateway import EnvoyProcess
 from fairlead.processes import Child, free_ports
 from fairlead.tools.simulate.server import running_engine
 from tests.stack.conftest import engine
+from tests.tools.plan.world import write_inputs
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 BARE = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+ENDPOINT = {"address": "127.0.0.1:8000", "model": "m"}
+SERVED: dict[str, dict[str, Any]] = {  # sections that need the extra
+    "kv-events": {"pool": {"endpoints": [ENDPOINT | {"kv_events": {"events": "tcp://127.0.0.1:1"}}]}},
+    "redis": {"sessions": {"store": "redis://127.0.0.1:6379/0"}},
+    "tls": {"listen": {"tls": {"self_signed": True}}},
+    "tracing": {"tracing": {"endpoint": "http://127.0.0.1:4318"}},
+    "decisions": {"decisions": {"path": "decisions"}},
+}
+TOOLS = {
+    "envoy": ["envoy", "--config", "fairlead.yaml", "--output", "envoy.yaml", "--validate"],
+    "fit": ["fit", "attempts.csv", "--out", "models"],
+    "replay": ["replay", "trace.csv", "--policies", "fairlead", "--seeds", "1", "--jobs", "1", "--out", "replay"],
+    "plan": [
+        "plan",
+        "--settings",
+        "cascade.yaml",
+        "--profile",
+        "profile.jsonl",
+        "--min-quality",
+        "50",
+        "--plot",
+        "p.png",
+    ],
+}
 
 
-def run(*command: str | Path) -> str:
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, env=BARE, cwd="/")
+def run(*command: str | Path, **environment: str) -> str:
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, check=False, env=BARE | environment, cwd="/"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -43,12 +73,17 @@ def environment(folder: Path, *packages: str | Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("release")
-    build_system = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    tools = environment(folder / "tools", "-r", ROOT / "requirements-release.txt", *build_system)
-    assert "Nothing was published" in run(tools / "python", ROOT / "scripts/release.py", "--out", folder / "dist")
-    return folder / "dist"
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Programs that releases are made with."""
+    folder = tmp_path_factory.mktemp("tools")
+    return environment(folder, "-r", ROOT / "requirements-release.txt", *PROJECT["build-system"]["requires"])
+
+
+@pytest.fixture(scope="module")
+def built(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("release") / "dist"
+    assert "Nothing was published" in run(tools / "python", ROOT / "scripts/release.py", "--out", folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -85,20 +120,61 @@ def test_the_bill_of_materials_lists_what_the_image_installs(built: Path) -> Non
 
 
 def test_with_every_extra_that_serves_a_configuration_that_uses_each_is_checked(built: Path, tmp_path: Path) -> None:
-    extras = "redis,kv-events,tls,tracing,decisions"
-    programs = environment(tmp_path / "env", f"{next(built.glob('*.whl'))}[{extras}]")
+    programs = environment(tmp_path / "env", f"{next(built.glob('*.whl'))}[serve]")
     path = tmp_path / "fairlead.yaml"
-    document = {
-        "listen": {"tls": {"self_signed": True}},
-        "pool": {
-            "endpoints": [{"address": "127.0.0.1:8000", "model": "m", "kv_events": {"events": "tcp://127.0.0.1:1"}}]
-        },
-        "sessions": {"store": "redis://127.0.0.1:6379/0"},
-        "decisions": {"path": "decisions"},
-        "tracing": {"endpoint": "http://127.0.0.1:4318"},
-    }
+    document = {name: section for sections in SERVED.values() for name, section in sections.items()}
     path.write_text(yaml.safe_dump(document))
     assert "1 endpoints of 1 models (m)" in run(programs / "fairlead", "check", "--config", path)
+
+
+def inputs(folder: Path, extra: str) -> None:
+    """What the commands of TOOLS read, and a configuration with what needs `extra`."""
+    sections = {"pool": {"endpoints": [ENDPOINT]}} | SERVED.get(extra, {})
+    (folder / "fairlead.yaml").write_text(yaml.safe_dump(sections))
+    attempts = [f"{model},en,4K,{n % share == 0:d}" for n in range(12) for model, share in (("a", 2), ("b", 3))]
+    (folder / "attempts.csv").write_text("\n".join(["model,language,bucket,correct", *attempts]))
+    (folder / "trace.csv").write_text("at_s,prompt_tokens,output_tokens\n0,100,5\n1,100,5\n")
+    write_inputs(folder)
+
+
+@pytest.mark.parametrize("extra", [*TOOLS, *SERVED])
+def test_an_extra_by_itself_gives_what_it_is_for_and_is_named_where_it_is_missing(
+    extra: str, tools: Path, built: Path, installed: Path, tmp_path: Path
+) -> None:
+    inputs(tmp_path, extra)
+    command = TOOLS.get(extra, ["check", "--config", "fairlead.yaml"])
+    without = fairlead(installed, *command, cwd=tmp_path)
+    assert (without.returncode, without.stderr.count("\n")) == (2, 1), without.stderr
+    assert f"pip install '.[{extra}]'" in without.stderr
+
+    python = tmp_path / "env/bin/python"
+    run(tools / "uv", "venv", "--quiet", "--python", sys.executable, tmp_path / "env")  # pip would take a minute each
+    run(tools / "uv", "pip", "install", "--quiet", "--python", python, f"{next(built.glob('*.whl'))}[{extra}]")
+    done = fairlead(python.parent, *command, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def fairlead(programs: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(programs / "fairlead"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=BARE, cwd=cwd)
+
+
+def test_every_extra_is_tried() -> None:
+    assert {*TOOLS, *SERVED, "serve"} == set(PROJECT["project"]["optional-dependencies"])
+
+
+def test_the_sdist_builds_the_wheel_that_a_checkout_builds(tools: Path, built: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    for name in ("src", "protos"):  # without what a build makes
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__", "*_pb2.py*"))
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, checkout / name)
+    build = (tools / "python", "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path / "dist", checkout)
+    with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
+        run(*build, SOURCE_DATE_EPOCH=str(int(sdist.getmembers()[0].mtime)))
+    (of_sdist,), (of_checkout,) = built.glob("*.whl"), (tmp_path / "dist").iterdir()
+    assert of_checkout.name == of_sdist.name
+    assert of_checkout.read_bytes() == of_sdist.read_bytes()
 
 
 async def test_the_wheel_alone_checks_serves_and_routes_a_request(installed: Path, tmp_path: Path) -> None:
@@ -136,9 +212,8 @@ def test_a_missing_extra_is_one_sentence(installed: Path, tmp_path: Path) -> Non
 
 
 def test_the_version_is_one() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     chart = yaml.safe_load((ROOT / "deploy/kubernetes/fairlead/Chart.yaml").read_text())
     shown = subprocess.run(
         [sys.executable, "-m", "fairlead", "--version"], capture_output=True, text=True, check=True
     ).stdout
-    assert shown.split()[-1] == project["version"] == chart["appVersion"].strip('"')
+    assert shown.split()[-1] == PROJECT["project"]["version"] == chart["appVersion"].strip('"')
