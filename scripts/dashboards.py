@@ -30,7 +30,7 @@ class Dashboard(NamedTuple):
 
 
 def _rate(metric: str, by: str, more: str = "") -> str:
-    return f"sum by ({by}) (rate({_of(metric, more)}[$__rate_interval]))"
+    return f"sum{f' by ({by})' if by else ''} (rate({_of(metric, more)}[$__rate_interval]))"
 
 
 def _quantile(q: float, metric: str, by: str = "") -> str:
@@ -38,13 +38,29 @@ def _quantile(q: float, metric: str, by: str = "") -> str:
     return f"histogram_quantile({q:g}, {_rate(metric + '_bucket', labels)})"
 
 
-def _rate_or_zero(metric: str, by: str, more: str = "") -> str:
-    """For counters whose samples appear with the first event."""
-    return f"{_rate(metric, by, more)} or vector(0)"
+def _rate_or_zero(metric: str, by: str = "", more: str = "") -> str:
+    """A line for each that has ever counted; most of a counter's labels never do."""
+    return _or_zero(f"{_rate(metric, by, more)}{_counted(metric, by, more)}", by)
+
+
+def _lately(metric: str, by: str) -> str:
+    """For events so rare that a rate a second says nothing."""
+    return _or_zero(f"sum by ({by}) (increase({_of(metric)}[5m])){_counted(metric, by)}", by)
+
+
+def _counted(metric: str, by: str, more: str = "") -> str:
+    return f" and sum by ({by}) ({_of(metric, more)}) > 0" if by else ""
 
 
 def _sum_or_zero(metric: str, by: str) -> str:
-    return f"{_sum(metric, by)} or vector(0)"
+    return _or_zero(_sum(metric, by), by)
+
+
+def _or_zero(query: str, by: str) -> str:
+    """A line at 0, called "none", while the query has nothing. A plain `or vector(0)` would stay, without a name."""
+    if not by:
+        return f"{query} or vector(0)"
+    return f'{query} or on() label_replace(vector(0), "{by.split(",")[0]}", "none", "", "")'
 
 
 def _greatest(metric: str, by: str) -> str:
@@ -74,7 +90,9 @@ POOL = Dashboard(
     (
         Panel("Requests a second, by status", "reqps", {_rate("fairlead_requests_total", "code"): "{{code}}"}),
         Panel(
-            "Requests a second, by endpoint", "reqps", {_rate("fairlead_requests_total", "endpoint"): "{{endpoint}}"}
+            "Requests a second, by endpoint",
+            "reqps",
+            {_rate("fairlead_requests_total", "endpoint", "endpoint!=" + chr(34) * 2): "{{endpoint}}"},
         ),
         _quantiles("Time to the first token", "fairlead_time_to_first_token_seconds", "model", "Of observed streams"),
         _quantiles("Duration of requests", "fairlead_request_duration_seconds", "model"),
@@ -86,12 +104,16 @@ POOL = Dashboard(
         ),
         Panel("May be chosen", "bool", {f"min by (endpoint) ({_of('fairlead_endpoint_up')})": "{{endpoint}}"}),
         Panel("Round trip", "s", {_greatest("fairlead_rtt_seconds", "endpoint"): "{{endpoint}}"}),
-        Panel("Ejections", "short", {_rate("fairlead_endpoint_ejections_total", "endpoint"): "{{endpoint}}"}),
         Panel(
-            "Failed reads of engines' metrics and health",
+            "Ejections in 5 minutes",
+            "short",
+            {_lately("fairlead_endpoint_ejections_total", "endpoint"): "{{endpoint}}"},
+        ),
+        Panel(
+            "Failed reads of engines' metrics and health, in 5 minutes",
             "short",
             {
-                _rate_or_zero(
+                _lately(
                     "fairlead_engine_watch_failures_total", "endpoint, kind, reason"
                 ): "{{endpoint}} {{kind}} {{reason}}"
             },
@@ -116,14 +138,14 @@ DECISIONS = Dashboard(
             "Prompt tokens a second, by model", "short", {_rate("fairlead_prompt_tokens_total", "model"): "{{model}}"}
         ),
         Panel(
-            "Refused by Fairlead",
+            "Refused by Fairlead, a second",
             "reqps",
-            {_rate_or_zero("fairlead_requests_total", "code", "model=" + chr(34) * 2): "{{code}}"},
+            {_rate_or_zero("fairlead_requests_total", "code", 'model="", code!~"2.."'): "{{code}}"},
         ),
         Panel(
-            "Faults of Fairlead itself",
+            "Faults of Fairlead itself in 5 minutes",
             "short",
-            {_rate("fairlead_failures_total", "stage"): "{{stage}}"},
+            {_lately("fairlead_failures_total", "stage"): "{{stage}}"},
             "The log has the cause; requests went on",
         ),
     ),
@@ -144,13 +166,13 @@ CACHE = Dashboard(
         ),
         Panel("Memory of the prefix index", "bytes", {_sum("fairlead_prefix_index_bytes", "instance"): "{{instance}}"}),
         Panel(
-            "KV events",
+            "KV events a second",
             "short",
             {_rate_or_zero("fairlead_kv_events_total", "outcome"): "{{outcome}}"},
             "lost: the index of that endpoint was dropped and is learned again",
         ),
         Panel(
-            "Shared store",
+            "Exchanges with the shared store, a second",
             "short",
             {_rate_or_zero("fairlead_store_total", "outcome"): "{{outcome}}"},
             "Where sessions.store is Redis",
@@ -159,8 +181,8 @@ CACHE = Dashboard(
             "Prompt tokens that context reuse changed, a second",
             "short",
             {
-                _rate_or_zero("fairlead_context_dropped_tokens_total", "job"): "replaced by references",
-                _rate_or_zero("fairlead_context_reordered_tokens_total", "job"): "reordered",
+                _rate_or_zero("fairlead_context_dropped_tokens_total"): "replaced by references",
+                _rate_or_zero("fairlead_context_reordered_tokens_total"): "reordered",
             },
         ),
         Panel(
@@ -179,11 +201,13 @@ LEARNING = Dashboard(
             "Prefill of one token",
             "s",
             {_greatest("fairlead_learned_prefill_seconds_per_token", "endpoint, model"): "{{endpoint}} {{model}}"},
+            "Empty until some ten answers to prompts of different lengths were observed",
         ),
         Panel(
             "Decoding of one token, alone",
             "s",
             {_greatest("fairlead_learned_decode_seconds_per_token", "endpoint, model"): "{{endpoint}} {{model}}"},
+            "Empty until some ten answers were observed; of streams, those with stream_options.include_usage",
         ),
         Panel(
             "Answers that these go by",
@@ -214,7 +238,7 @@ ADMISSION = Dashboard(
         Panel(
             "How long they waited",
             "s",
-            {f"{_quantile(0.95, 'fairlead_wait_seconds', 'priority')} or vector(0)": "p95 {{priority}}"},
+            {_or_zero(_quantile(0.95, "fairlead_wait_seconds", "priority"), "priority"): "p95 {{priority}}"},
         ),
         Panel(
             "Requests over their tenant's rate limit",
@@ -238,7 +262,7 @@ ADMISSION = Dashboard(
         Panel(
             "Since a source of endpoints was last read",
             "s",
-            {f"max by (source) ({_of('fairlead_discovery_age_seconds')}) or vector(0)": "{{source}}"},
+            {_or_zero(_greatest("fairlead_discovery_age_seconds", "source"), "source"): "{{source}}"},
             "It grows while the source is away; its last set stays in force",
         ),
         Panel("Envoys that follow the pool", "short", {_sum("fairlead_eds_streams", "instance"): "{{instance}}"}),
@@ -265,15 +289,15 @@ MIGRATION = Dashboard(
     "Fairlead / migration and tuner",
     (
         Panel(
-            "Moves of sessions",
+            "Moves of sessions in 5 minutes",
             "short",
-            {_rate("fairlead_session_migrations_total", "way, outcome"): "{{way}} {{outcome}}"},
+            {_lately("fairlead_session_migrations_total", "way, outcome"): "{{way}} {{outcome}}"},
         ),
         Panel("Copies under way", "short", {_sum("fairlead_session_migrations_under_way", "instance"): "{{instance}}"}),
         Panel(
             "Tokens moved a second",
             "short",
-            {_rate_or_zero("fairlead_session_migrated_tokens_total", "job"): "tokens"},
+            {_rate_or_zero("fairlead_session_migrated_tokens_total"): "tokens"},
         ),
         Panel("Best weights known to the tuner", "short", {_sum("fairlead_tuner_weight", "weight"): "{{weight}}"}),
     ),
@@ -284,14 +308,25 @@ SIDECAR = Dashboard(
     "Fairlead / the sidecar itself",
     (
         Panel("CPU", "percentunit", {_rate("process_cpu_seconds_total", "instance"): "{{instance}}"}),
+        Panel(
+            "Delay of the event loop",
+            "s",
+            {_quantile(0.99, "fairlead_event_loop_delay_seconds", "instance"): "p99 {{instance}}"},
+        ),
         Panel("Memory", "bytes", {_sum("process_resident_memory_bytes", "instance"): "{{instance}}"}),
         Panel("Streams open", "short", {_sum("fairlead_running_streams", "instance"): "{{instance}}"}),
         Panel("Connections of Envoy", "short", {_sum("fairlead_edge_connections", "instance"): "{{instance}}"}),
         Panel("Bytes of bodies that are held", "bytes", {_sum("fairlead_held_body_bytes", "instance"): "{{instance}}"}),
         Panel(
-            "Connections closed for what their peer did",
+            "Connections closed for what their peer did, in 5 minutes",
             "short",
-            {_rate_or_zero("fairlead_edge_faults_total", "code"): "{{code}}"},
+            {_lately("fairlead_edge_faults_total", "code"): "{{code}}"},
+        ),
+        Panel(
+            "Traced requests a second",
+            "short",
+            {_rate_or_zero("fairlead_traced_requests_total", "outcome"): "{{outcome}}"},
+            "failed: the collector did not take them; dropped: too many waited for it",
         ),
         Panel("Open files", "short", {_sum("process_open_fds", "instance"): "{{instance}}"}),
         Panel("Version", "short", {f"count by (version) ({_of('fairlead_build_info')})": "{{version}}"}),

@@ -20,7 +20,7 @@ Client = TestClient[Any, Any]
 PAGES = (
     "/", "/page/status.js", "/healthz", "/readyz", "/metrics", "/debug/decisions", "/debug/endpoints", "/debug/status",
     "/debug/config", "/debug/waiting", "/debug/calibration", "/debug/tuner", "/debug/sessions/s", "/debug/requests/r",
-    "/debug/rates", "/no/such/page",
+    "/debug/rates", "/debug/cascades", "/debug/moves", "/no/such/page",
 )  # fmt: skip
 ORDERS = ("/debug/tuner", *(f"/migrate/{name}" for name in ("move", "session", "cancel", "drain", "undrain")))
 
@@ -50,6 +50,8 @@ async def test_a_name_that_somebody_points_at_us_gets_nothing(admin: Client, pat
         "127.0.0.1.evil.example",
         "localhost.evil.example",
         "a@127.0.0.1",
+        "127.0.0.1:80@evil.example",
+        "[::1]@evil.example",
     ):
         response = await admin.get(path, headers={"Host": host})
         assert (response.status, "listen.admin_hosts" in await response.text()) == (403, True), host

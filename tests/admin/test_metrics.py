@@ -50,6 +50,21 @@ def test_the_page_parses_and_has_the_promised_metrics() -> None:
     }
 
 
+def test_what_an_engine_has_forgotten_is_counted_no_more() -> None:
+    conversation = Conversation()
+    long = [{"role": "user", "content": "x" * 4096}]
+    conversation.say(request_headers(), request_body(chat("large", messages=long)))
+
+    def blocks() -> float:
+        lines = render(FairleadCollector(conversation.services)).decode().splitlines()
+        (line,) = [each for each in lines if each.startswith('fairlead_prefix_index_blocks{endpoint="10.0.0.3:1"}')]
+        return float(line.rsplit(" ", 1)[1])
+
+    assert blocks() == 8
+    conversation.services.router.index.forget("10.0.0.3:1")  # as when its KV events say so
+    assert blocks() == 0
+
+
 def test_costs_are_shown_in_seconds_as_all_times_are() -> None:
     conversation = Conversation()
     conversation.say(request_headers(), request_body(chat("large")), response_headers(), response_trailers())

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.expected_conditions import alert_is_present
 
+from fairlead.admission.rates import Rate, RateRules
 from fairlead.admission.waiting import Waiting
+from fairlead.cascade.settings import CascadeRouteSettings
 from fairlead.core.capability import Capability
 from fairlead.core.facts import RequestFacts
 from fairlead.core.in_flight import InFlight
@@ -19,8 +24,10 @@ from fairlead.core.lengths import BUCKETS
 from fairlead.core.load import Load
 from fairlead.core.reported import EngineIdentity, EngineReport
 from fairlead.discovery import SourceStatus
+from fairlead.migration.mover import CopyUnderWay
 from tests.admin.world import AdminPort, Browser, chromium
 from tests.core.world import make_endpoint
+from tests.tuning.world import tuned
 
 POLL_S = 1.0  # of the page
 HOSTILE = "<img src=x onerror=alert(1)>&amp;\"'"
@@ -433,7 +440,7 @@ def test_the_load_of_an_adapter_is_a_part_of_the_cost_and_its_slots_are_among_th
         engine = admin.services.router.pool.by_address["10.0.0.1:1"]
         engine.identified(EngineIdentity("0.32.0", ("small", "sql-lora"), adapters=("sql-lora",)))
         admin.services.router.pool = admin.services.router.pool.renewed()
-        facts = RequestFacts("sql-lora", 100, 10, "en", 0).of_adapter("sql-lora")
+        facts = RequestFacts("sql-lora", 100, 10, "en", 0).called("sql-lora", is_adapter=True)
         in_flight = admin.services.router.admit(facts)
         assert isinstance(in_flight, InFlight)
         admin.services.recorder.decided(facts, in_flight.decision, b"adapted", 0.001)
@@ -460,3 +467,158 @@ def test_sources_say_how_old_their_sets_are_and_what_is_withheld(admin: AdminPor
     browser.until_text("#sources", "42 s ago")
     assert "the name server does not answer" in browser.text("#sources tbody tr:nth-child(2)")
     assert "1 endpoint chosen but not served: does Envoy know it?: 10.0.0.1:1" in browser.text("#withheld")
+
+
+def test_rates_show_who_is_limited_and_what_is_left(admin: AdminPort, browser: Browser) -> None:
+    def limit() -> None:
+        rates = admin.services.rates
+        rates.use(RateRules({b"acme": Rate(tokens=1000.0)}, Rate(tokens=500.0, engine_ms=4000.0)), 0.0)
+        rates.take(b"acme", 250.0, 10.0, 0.0)
+        rates.take(HOSTILE.encode(), 500.0, 100.0, 0.0)
+        rates.take(HOSTILE.encode(), 10.0, 100.0, 0.0)
+
+    browser.open(admin.url)
+    assert browser.text("#rates-section") == ""  # rate limits are off
+    admin.do(limit)
+    browser.until_text("#rates-note", "2 tenants of the last minute; 1 with nothing left")
+    rows = browser.text("#rates tbody tr").split("|")
+    assert HOSTILE in rows[0]
+    assert "none" in rows[0]
+    assert "in 1 min" in rows[0]
+    assert "750, 75 %" in browser.text("#rates tbody tr:last-child")
+
+
+def test_calibration_shows_expected_against_seen_by_tenths(admin: AdminPort, browser: Browser) -> None:
+    def calibrate() -> None:
+        pairs = deque((float(ms), 3.0 * ms) for ms in range(10, 110))
+        admin.services.calibration._pairs["small", "first_token"] = pairs
+
+    browser.open(admin.url)
+    assert browser.text("#calibration-section") == ""
+    admin.do(calibrate)
+    browser.until_text("#calibration", "3 times what was expected")
+    assert "first token" in browser.text("#calibration")
+    assert "60 ms" in browser.text("#calibration td[data-label='Expected']")
+    assert browser.count("#calibration circle") == 10
+    assert "15 and 42" in str(browser.find("#calibration svg").get_attribute("aria-label"))
+
+
+def test_cascades_show_whose_answers_were_accepted_and_why_some_were_not_judged(
+    admin: AdminPort, browser: Browser
+) -> None:
+    settings = {"cascade": ["small", "large"], "thresholds": [50], "judge": {"function": "judges:score"}}
+    config = admin.services.config.model_copy(
+        update={"routes": {"answer": CascadeRouteSettings.model_validate(settings)}}
+    )
+
+    def count() -> None:
+        admin.services.config = config
+        counts = admin.services.cascades.counts
+        counts.held = 2
+        for _ in range(3):
+            counts.accept("answer", "small", 0.0)
+        counts.accept("answer", "large", 2.0)
+        counts.passed_for("answer", "judge")
+        counts.scored("small", 70.0)
+
+    browser.open(admin.url)
+    assert browser.text("#cascades-section") == ""
+    admin.do(count)
+    browser.until_text("#cascades", "small 3 (75 %)")
+    assert "2 answers held back" in browser.text("#cascades-note")
+    for shown in ("scored 70 on average", "large 1 (25 %)", "the judge failed: 1", "500 ms"):
+        assert shown in browser.text("#cascades")
+
+
+def test_copies_of_sessions_under_way_are_shown(admin: AdminPort, browser: Browser) -> None:
+    def copy() -> None:
+        admin.services.mover.copies = lambda: [CopyUnderWay("10.0.0.1:1", "10.0.0.3:1", 4096, 1.5)]  # type: ignore[method-assign]
+        admin.services.router.planner.draining.add("10.0.0.1:1")
+
+    browser.open(admin.url)
+    assert browser.text("#moves-section") == ""
+    admin.do(copy)
+    browser.until_text("#moves", "10.0.0.3:1")
+    assert "4,096" in browser.text("#moves")
+    assert "draining: 10.0.0.1:1" in browser.text("#moves-note")
+    assert "draining: its sessions move away" in browser.text("#endpoints tbody tr:first-child")
+
+
+def test_the_tuner_shows_its_weights_and_its_last_trials(browser: Browser) -> None:
+    traffic, _ = tuned(lambda policy, _number: 100.0 / policy.queue_weight)
+    traffic.run(1500)
+    with AdminPort([make_endpoint("10.0.0.1:1", "m")], {}) as admin:
+        browser.open(admin.url)
+        assert browser.text("#tuner-section") == ""
+        admin.do(lambda: setattr(admin.services.router, "tuner", traffic.router.tuner))
+        browser.until_text("#weights", "queue_weight")
+        assert "Live; tries weights" in browser.text("#tuner-note")
+        assert browser.text("#tuner-state") == ""  # without a token nothing may be changed
+        browser.js("document.querySelector('#tuner-section summary').click()")
+        assert "accepted" in browser.text("#trials")
+
+
+@pytest.fixture
+def writable(tmp_path: Path) -> Iterator[AdminPort]:
+    """Two endpoints of one model, and a token in a file."""
+    file = tmp_path / "token"
+    file.write_text("secret" * 8)
+    with AdminPort([make_endpoint(f"10.0.0.{n}:1", "m") for n in (1, 2)], {}, token_file=file) as running:
+        yield running
+
+
+def open_details(browser: Browser) -> None:
+    browser.js("document.querySelector('#endpoints .details').click()")
+    browser.until_text("#endpoints .act button", "drain 10.0.0.1:1")
+
+
+def test_an_endpoint_is_drained_and_taken_back_with_the_token_by_keyboard(
+    writable: AdminPort, browser: Browser
+) -> None:
+    browser.open(writable.url)
+    open_details(browser)
+    browser.find("#endpoints .act button").send_keys(Keys.ENTER)
+    browser.until_text("#endpoints .act output", "Type the token first")
+    assert browser.js("return document.activeElement.id") == "token"
+    browser.driver.switch_to.active_element.send_keys("wrong" * 8)
+    browser.find("#endpoints .act button").send_keys(Keys.ENTER)
+    browser.until_text("#endpoints .act output", "does not know this token")
+    assert writable.services.router.planner.draining == set()
+    browser.find("#token").clear()
+    browser.find("#token").send_keys("secret" * 8)
+    browser.find("#endpoints .act button").send_keys(Keys.ENTER)
+    browser.until(lambda: alert_is_present()(browser.driver), "it asks before it drains")
+    assert "Drain 10.0.0.1:1?" in browser.driver.switch_to.alert.text
+    browser.driver.switch_to.alert.accept()
+    browser.until(lambda: writable.services.router.planner.draining == {"10.0.0.1:1"}, "it drains")
+    browser.until_text("#endpoints .act button", "take 10.0.0.1:1 back")
+    browser.find("#endpoints .act button").send_keys(Keys.ENTER)
+    browser.until(lambda: writable.services.router.planner.draining == set(), "it is taken back")
+    assert browser.js("return JSON.stringify([localStorage.length, document.cookie])") == '[0,""]'
+
+
+def test_a_session_is_moved_from_the_page(writable: AdminPort, browser: Browser) -> None:
+    writable.decide("m", x_session_id="s")
+    browser.open(writable.url)
+    browser.find("#token").send_keys("secret" * 8)
+    browser.find("#session-id").send_keys("s", Keys.ENTER)
+    browser.until_text("#session-answer", "It is bound to")
+    browser.find("#move button").send_keys(Keys.ENTER)
+    browser.until_text("#move-answer", "at its next request: it moves at once")
+    assert len(writable.services.router.planner.commands) == 1
+
+
+def test_without_a_token_file_the_page_offers_no_action(admin: AdminPort, browser: Browser) -> None:
+    admin.decide("small", x_session_id="s")
+    browser.open(admin.url)
+    browser.js("document.querySelector('#endpoints .details').click()")
+    browser.until_text("#endpoints .more", "Trouble")
+    assert browser.text("#endpoints .act, #actions-section, #move") == ""
+
+
+def test_every_section_has_a_heading_and_every_table_its_roles(admin: AdminPort, browser: Browser) -> None:
+    browser.open(admin.url)
+    named = "!e.ariaLabel && !document.getElementById(e.getAttribute('aria-labelledby'))"
+    unnamed = f"return [...document.querySelectorAll('section, table')].filter(e => {named}).map(e => e.outerHTML)"
+    assert browser.js(unnamed) == []
+    assert browser.count("table") == browser.count("table[role=table]")

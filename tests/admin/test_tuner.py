@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from fairlead.admin.app import admin_app
+from fairlead.admin.token import AdminToken
 from tests.extproc.world import services_around
 from tests.tuning.world import Traffic, tuned
 
@@ -23,9 +25,11 @@ def traffic() -> Traffic:
 
 
 @pytest.fixture
-async def admin(traffic: Traffic) -> AsyncIterator[Client]:
-    app = admin_app(services_around(traffic.router, lambda: traffic.now_s))
-    async with TestClient(TestServer(app)) as client:
+async def admin(traffic: Traffic, tmp_path: Path) -> AsyncIterator[Client]:
+    file = tmp_path / "token"
+    file.write_text("t" * 16)
+    app = admin_app(services_around(traffic.router, lambda: traffic.now_s), token=AdminToken(file))
+    async with TestClient(TestServer(app), headers={"Authorization": f"Bearer {'t' * 16}"}) as client:
         yield client
 
 

@@ -20,6 +20,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 from fairlead.admin.app import admin_app
+from fairlead.admin.token import AdminToken
 from fairlead.config import PolicyConfig
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.pool import Pool
@@ -58,10 +59,16 @@ class AdminPort:
     """`with AdminPort(endpoints, routes) as admin:` serves the pages; change what they show inside `admin.do`."""
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], routes: Mapping[str, Sequence[str]], policy: str = "fairlead"
+        self,
+        endpoints: Sequence[Endpoint],
+        routes: Mapping[str, Sequence[str]],
+        policy: str = "fairlead",
+        token_file: Path | None = None,
     ) -> None:
         router = Router(Pool(endpoints, routes), build_policy(policy, {}), fallbacks=2, rng=Random(0))
-        config = CONFIG.model_copy(update={"policy": PolicyConfig(name=policy)})
+        listen = CONFIG.listen.model_copy(update={"admin_token_file": None if token_file is None else str(token_file)})
+        config = CONFIG.model_copy(update={"policy": PolicyConfig(name=policy), "listen": listen})
+        self._token = AdminToken(token_file)
         self.services = services_around(router, config=config, state="ready")
         self._port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self._port}/"
@@ -115,7 +122,7 @@ class AdminPort:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=SEEN_WITHIN_S)
 
     async def _start(self) -> None:
-        self._runner = web.AppRunner(admin_app(self.services), access_log=None, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(admin_app(self.services, token=self._token), access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True).start()
 

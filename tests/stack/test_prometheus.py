@@ -15,19 +15,17 @@ from typing import Any
 import pytest
 import yaml
 
-from fairlead.processes import Child, free_ports
 from scripts import dashboards
-from tests.stack.conftest import Stack, Start, engine
+from tests.stack.conftest import Start, engine
+from tests.stack.prometheus import DEPLOY, INSTALL, RULES, prometheus
 from tests.stack.test_cascade import QUESTION, Judge, judge, routes
 from tests.stack.test_learning import ask
+from tests.tracing.test_tracer import collecting
 
 __all__ = ["judge"]  # the fixture
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERT_TESTS = DEPLOY / "prometheus/alerts_test.yaml"
-RULES = [DEPLOY / "prometheus/alerts.yaml", DEPLOY / "prometheus/recording.yaml"]
 OPERATE = (DEPLOY.parent / "docs/operate.md").read_text(encoding="utf-8")
-INSTALL = "run .ci/install-system-parts (or: apt-get install prometheus)"
 
 
 def promtool(*arguments: object, text: str | None = None) -> str:
@@ -54,6 +52,13 @@ def test_each_alert_fires_by_its_fault_and_none_without() -> None:
     assert tested == {rule["alert"] for rule in rules() if "alert" in rule}
 
 
+def test_the_configuration_on_the_page_for_operators_is_one_that_prometheus_takes(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```yaml\n(global:.*?)^```$", OPERATE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "deploy").symlink_to(DEPLOY)
+    (tmp_path / "prometheus.yaml").write_text(block, encoding="utf-8")
+    assert "2 rule files found" in promtool("check", "config", tmp_path / "prometheus.yaml")
+
+
 def test_the_page_for_operators_names_every_alert() -> None:
     assert set(re.findall(r"`(Fairlead[A-Z]\w+)`", OPERATE)) == {rule["alert"] for rule in rules() if "alert" in rule}
 
@@ -61,34 +66,6 @@ def test_the_page_for_operators_names_every_alert() -> None:
 def test_the_dashboards_are_those_of_the_script_that_writes_them() -> None:
     wanted = dashboards.texts()
     assert {path: path.read_text(encoding="utf-8") for path in (DEPLOY / "grafana").glob("*.json")} == wanted
-
-
-class Prometheus:
-    def __init__(self, pool: Stack, url: str) -> None:
-        self._pool, self._url = pool, url
-
-    async def ask(self, query: str) -> list[dict[str, Any]]:
-        """The samples that `query` has now."""
-        where, plain = {"query": query}, {"accept-encoding": "identity"}
-        async with self._pool.client.get(f"{self._url}/api/v1/query", params=where, headers=plain) as response:
-            document = await response.json()
-        assert document["status"] == "success", (query, document)
-        return list(document["data"]["result"])
-
-
-async def started(pool: Stack, folder: Path) -> tuple[Child, str]:
-    path = shutil.which("prometheus")
-    assert path is not None, f"prometheus is missing: {INSTALL}"
-    listen = f"127.0.0.1:{free_ports(1)[0]}"
-    scraped = [{"targets": [pool.admin_url.removeprefix("http://")]}]
-    configuration = {
-        "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
-        "rule_files": [str(path) for path in RULES],
-        "scrape_configs": [{"job_name": "fairlead", "static_configs": scraped}],
-    }
-    (folder / "prometheus.yaml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
-    flags = (f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}")
-    return Child("Prometheus", (path, *flags, f"--web.listen-address={listen}")), f"http://{listen}"
 
 
 def on_this_prometheus(query: str) -> str:
@@ -114,10 +91,7 @@ async def test_every_query_of_dashboards_and_rules_has_data_when_a_pool_is_at_wo
     tuner = {"mode": "shadow", "window": 20, "wash_out": 0, "warm_up": 0}
     observe = {"interval_ms": 100, "answers_per_second": 1000, "messages_per_second": 10_000}
     pool = await stack(engine("small"), engine("large"), routes=routes(judge), tuner=tuner, observe=observe)
-    child, url = await started(pool, tmp_path)
-    async with child:
-        await child.until_ready(f"{url}/-/ready")
-        prometheus = Prometheus(pool, url)
+    async with prometheus(pool, tmp_path) as scraping:
         expressions = queries()
         empty = list(expressions)
         numbers = count()
@@ -128,7 +102,7 @@ async def test_every_query_of_dashboards_and_rules_has_data_when_a_pool_is_at_wo
                 *[ask(pool, next(numbers)) for _ in range(4)],
             )
             nonlocal empty
-            empty = [where for where in empty if not await prometheus.ask(on_this_prometheus(expressions[where]))]
+            empty = [where for where in empty if not await scraping.ask(on_this_prometheus(expressions[where]))]
             return not empty
 
         try:
@@ -147,6 +121,27 @@ async def test_every_query_of_dashboards_and_rules_has_data_when_a_pool_is_at_wo
         pool.config_path.write_text("pool: {endpoints: []}", encoding="utf-8")
 
         async def fires() -> bool:
-            return bool(await prometheus.ask('ALERTS{alertname="FairleadReloadRefused", alertstate="firing"}'))
+            return bool(await scraping.ask('ALERTS{alertname="FairleadReloadRefused", alertstate="firing"}'))
 
         await pool.until(fires, "the alert fires")
+
+
+@pytest.mark.slow
+async def test_prometheus_leads_from_a_duration_to_the_trace(stack: Start, tmp_path: Path) -> None:
+    async with collecting() as collector:
+        tracing = {"endpoint": collector.url.removesuffix("/v1/traces"), "sample": 1.0}
+        pool = await stack(engine("small"), tracing=tracing)
+        async with prometheus(pool, tmp_path) as scraping:
+            found: set[str] = set()
+
+            async def leads() -> bool:
+                await pool.chat(model="small")
+                found.update(await scraping.exemplars("fairlead_request_duration_seconds_bucket", "trace_id"))
+                return bool(found)
+
+            await pool.until(leads, "Prometheus has an exemplar")
+
+        async def are_collected() -> bool:
+            return found <= {span.trace_id.hex() for span in collector.spans}
+
+        await pool.until(are_collected, "the collector has their traces, which are sent once a second")

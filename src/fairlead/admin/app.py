@@ -1,7 +1,7 @@
 """The admin port: health for probes, Prometheus metrics, and pages that explain what the router did.
 
 It answers anyone who reaches it, but for web pages of somebody else (`guard`), so it listens on loopback unless told
-otherwise. It shows no prompt and no secret.
+otherwise. It shows no prompt and no secret. What changes something needs a token (`token`).
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ from typing import Final
 import msgspec
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.openmetrics import exposition as openmetrics
 
-from fairlead.admin import calibration, decisions, rates, views, waiting
+from fairlead.admin import calibration, cascade, decisions, moves, rates, views, waiting
 from fairlead.admin.answers import encoded_answer, json_answer
 from fairlead.admin.drain_pages import add_command_pages
 from fairlead.admin.guard import guard
 from fairlead.admin.metrics import FairleadCollector, render
 from fairlead.admin.pages import add_page
+from fairlead.admin.token import AdminToken
 from fairlead.admin.tuner import add_tuner
 from fairlead.extproc.recorder import KEPT_DECISIONS
 from fairlead.extproc.services import Services
 from fairlead.migration.commands import Commands
 
 _AT_ONCE: Final = 64  # endpoints
+_OPEN_METRICS: Final = "application/openmetrics-text"
 
 
-def admin_app(services: Services, names: Collection[str] = ()) -> web.Application:
-    """`names` are the host names that the port is known by, besides IP addresses and localhost."""
-    app = web.Application(middlewares=[guard(names)])
+def admin_app(services: Services, names: Collection[str] = (), token: AdminToken | None = None) -> web.Application:
+    """`names` are the host names that the port is known by, besides IP addresses and localhost. No token: read-only."""
+    app = web.Application(middlewares=[guard(names, token or AdminToken())])
     _Pages(services).add_to(app)
     add_tuner(app, services.router)
     add_page(app)
@@ -58,6 +61,8 @@ class _Pages:
         app.router.add_get("/debug/waiting", self._waiting)
         app.router.add_get("/debug/rates", self._rates)
         app.router.add_get("/debug/calibration", self._calibration)
+        app.router.add_get("/debug/cascades", self._cascades)
+        app.router.add_get("/debug/moves", self._moves)
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -67,8 +72,13 @@ class _Pages:
         text = "no endpoints\n" if services.state == "ready" and not services.is_ready else f"{services.state}\n"
         return web.Response(status=200 if services.is_ready else 503, text=text)
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=render(self._collector), headers={"content-type": CONTENT_TYPE_LATEST})
+    async def _metrics(self, request: web.Request) -> web.Response:
+        """In OpenMetrics' format where that has more to say: exemplars, by which a duration leads to a trace."""
+        wanted = ",".join(request.headers.getall("accept", ()))
+        is_open = self._services.tracer.is_on and _OPEN_METRICS in wanted
+        content_type = openmetrics.CONTENT_TYPE_LATEST if is_open else CONTENT_TYPE_LATEST
+        body = render(self._collector, open_metrics=is_open)
+        return web.Response(body=body, headers={"content-type": content_type})
 
     async def _decisions(self, request: web.Request) -> web.Response:
         wanted = request.query.get("limit", str(KEPT_DECISIONS))
@@ -113,3 +123,10 @@ class _Pages:
 
     async def _calibration(self, _: web.Request) -> web.Response:
         return json_answer({"calibration": calibration.document(self._services.calibration)})
+
+    async def _cascades(self, _: web.Request) -> web.Response:
+        return json_answer(cascade.document(self._services.cascades.counts))
+
+    async def _moves(self, _: web.Request) -> web.Response:
+        services = self._services
+        return json_answer(moves.document(services.router.planner, services.mover))

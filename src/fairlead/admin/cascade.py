@@ -1,14 +1,16 @@
-"""Metrics of cascades: whose answers were accepted, why some were not judged, and what it costs in time."""
+"""Cascades as metrics and as a document: whose answers were accepted, why some were not judged, what time it takes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from fairlead.admin.families import histogram
 from fairlead.cascade.counts import CascadeCounts
+from fairlead.core.histogram import Histogram
 
 
 def metrics(counts: CascadeCounts) -> Iterator[Metric]:
@@ -47,3 +49,25 @@ def metrics(counts: CascadeCounts) -> Iterator[Metric]:
         ("model",),
         [((model,), seen) for model, seen in counts.scores.items()],
     )
+
+
+def document(counts: CascadeCounts) -> dict[str, Any]:
+    """Since the start, by route; scores are of 100, on average. Unknown is null."""
+    routes = dict.fromkeys([route for route, _ in (*counts.accepted, *counts.passed)])
+    return {
+        "held": counts.held,
+        "routes": [
+            {
+                "route": route,
+                "accepted": {model: count for (of, model), count in counts.accepted.items() if of == route},
+                "not_judged": {reason: count for (of, reason), count in counts.passed.items() if of == route},
+                "added_ms": _mean(counts.added_seconds.get(route), 1e3),
+            }
+            for route in routes
+        ],
+        "scores": {model: _mean(seen) for model, seen in counts.scores.items()},
+    }
+
+
+def _mean(seen: Histogram | None, unit: float = 1.0) -> float | None:
+    return None if seen is None or not seen.count else round(unit * seen.sum / seen.count, 3)

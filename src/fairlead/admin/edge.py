@@ -1,4 +1,4 @@
-"""Metrics of the port that Envoy talks to: its connections, and the request bodies that wait in the sidecar."""
+"""Metrics of the port that Envoy talks to: its connections, the loop that serves them, and bodies that wait."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from fairlead.admin.families import histogram
 from fairlead.edge.statistics import EdgeStatistics
 from fairlead.extproc.services import Services
 
 
 def metrics(services: Services) -> Iterator[Metric]:
+    yield _loop(services)
     yield from _bodies(services)
     if services.edge is not None:
         yield from _connections(services.edge())
+
+
+def _loop(services: Services) -> Metric:
+    return histogram(
+        "fairlead_event_loop_delay_seconds",
+        "How late the event loop was, seen twenty times a second; every request waits as long",
+        (),
+        (((), services.loop_delays_s),),
+    )
 
 
 def _bodies(services: Services) -> Iterator[Metric]:

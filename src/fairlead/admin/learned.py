@@ -28,6 +28,7 @@ def metrics(services: Services) -> Iterator[Metric]:
 def _speeds(learner: Learner, pool: Pool, now_s: float) -> Iterator[Metric]:
     prefill = _gauge("learned_prefill_seconds_per_token", "Prefill of one uncached token", "endpoint", "model")
     decode = _gauge("learned_decode_seconds_per_token", "Decoding of one token, alone", "endpoint", "model")
+    fixed = _gauge("learned_request_seconds", "What each request takes, whatever its length", "endpoint", "model")
     slowdown = _gauge("learned_batch_slowdown_ratio", "Added to it by each other request", "endpoint", "model")
     adapter = _gauge("learned_adapter_load_seconds", "Loading an adapter", "endpoint", "model")
     samples = GaugeMetricFamily(
@@ -44,6 +45,7 @@ def _speeds(learner: Learner, pool: Pool, now_s: float) -> Iterator[Metric]:
         times, labels = learner.models.get(endpoint.model), (endpoint.address, endpoint.model)
         if times is not None and times.knows_prefill:
             prefill.add_metric(labels, endpoint.speed.prefill_ms_per_token / 1e3)
+            fixed.add_metric(labels, endpoint.speed.fixed_ms / 1e3)
         if times is not None and times.knows_decode:
             decode.add_metric(labels, endpoint.speed.decode_ms_per_token / 1e3)
             slowdown.add_metric(labels, endpoint.speed.batch_slowdown)
@@ -57,7 +59,7 @@ def _speeds(learner: Learner, pool: Pool, now_s: float) -> Iterator[Metric]:
         since_s = times.since_s
         if since_s is not None:
             oldest.add_metric((model,), max(0.0, now_s - since_s))
-    yield from (prefill, decode, slowdown, adapter, samples, oldest)
+    yield from (prefill, fixed, decode, slowdown, adapter, samples, oldest)
 
 
 def _tokens(learner: Learner) -> Iterator[Metric]:

@@ -9,6 +9,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from fairlead import __version__
@@ -28,6 +29,7 @@ from fairlead.admin import (
     waiting,
 )
 from fairlead.admin.moves import move_metrics
+from fairlead.decision_log.uploads import Uploads
 from fairlead.extproc.services import Services
 
 _PROCESS: Final = ProcessCollector(registry=None)  # CPU, memory, descriptors and start of this process
@@ -45,7 +47,7 @@ class FairleadCollector(Collector):
         build.add_metric((__version__, platform.python_version()), 1)
         yield build
         yield from _PROCESS.collect()
-        yield from requests.metrics(services.recorder)
+        yield from requests.metrics(services.recorder, services.tracer.exemplars)
         yield from endpoints.metrics(services.router.pool, services.observers)
         yield from discovery.metrics(services)
         yield from tables.metrics(services)
@@ -66,11 +68,12 @@ class FairleadCollector(Collector):
         )
 
 
-def render(collector: Collector) -> bytes:
-    """Prometheus text of one collector."""
+def render(collector: Collector, *, open_metrics: bool = False) -> bytes:
+    """One collector in Prometheus' text format, or in OpenMetrics', which has exemplars too."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
-    return generate_latest(registry)
+    encoded: bytes = (openmetrics.generate_latest if open_metrics else generate_latest)(registry)
+    return encoded
 
 
 def _faults(services: Services) -> Iterator[Metric]:
@@ -96,6 +99,22 @@ def _faults(services: Services) -> Iterator[Metric]:
     )
 
 
+def _uploads(uploads: Uploads) -> Iterator[Metric]:
+    files = CounterMetricFamily(
+        "fairlead_decision_log_uploads",
+        "Files of the decision log for the object store; failed: tried again later, lost: the spool was full",
+        labels=("outcome",),
+    )
+    for outcome, count in uploads.counts.items():
+        files.add_metric((outcome,), count)
+    yield files
+    yield GaugeMetricFamily(
+        "fairlead_decision_log_spooled_bytes",
+        "Of files of the decision log that wait for the object store; at decisions.rotate_mb the oldest are lost",
+        value=uploads.waiting_bytes,
+    )
+
+
 def _logs(services: Services) -> Iterator[Metric]:
     rows = CounterMetricFamily(
         "fairlead_decision_log_rows",
@@ -105,6 +124,8 @@ def _logs(services: Services) -> Iterator[Metric]:
     for outcome, count in services.log.counts.items():
         rows.add_metric((outcome,), count)
     yield rows
+    if services.log.uploads is not None:
+        yield from _uploads(services.log.uploads)
     traced = CounterMetricFamily(
         "fairlead_traced_requests",
         "Requests traced; dropped: too many waited, failed: the collector did not take them",

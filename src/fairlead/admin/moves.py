@@ -1,9 +1,11 @@
-"""Prometheus metrics of moving sessions, made from the planner's and the mover's counts when they are scraped."""
+"""Moves of sessions as metrics and as a document, made from the planner's and the mover's counts when asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
@@ -59,6 +61,20 @@ def move_metrics(planner: Planner, mover: Mover) -> Iterator[Metric]:
         ("stage",),
         [((stage,), seen) for stage, seen in mover.counts.seconds.items()],
     )
+
+
+def document(planner: Planner, mover: Mover) -> dict[str, Any]:
+    """Copies under way, oldest first, and counts since the start; no session is named."""
+    return {
+        "copies": [msgspec.structs.asdict(copy) for copy in mover.copies()],
+        "commanded": len(planner.commands),  # sessions that move at their next request
+        "draining": sorted(planner.draining),
+        "done": planner.done,
+        "failed": mover.counts.failed.total(),
+        "dropped": mover.counts.dropped.total(),
+        "stayed": planner.stayed,  # on a hot endpoint, by reason
+        "tokens": mover.counts.tokens,
+    }
 
 
 def _times(planner: Planner) -> Metric:

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Exemplar
 
 from fairlead.admin.families import histogram
 from fairlead.extproc.recorder import Recorder
+from fairlead.tracing.exemplars import Exemplars, Traced
 
 
-def metrics(recorder: Recorder) -> Iterator[Metric]:
+def metrics(recorder: Recorder, traced: Exemplars) -> Iterator[Metric]:
+    """`traced` are the requests whose traces the durations point to."""
     recorder.settle()
     requests = CounterMetricFamily(
         "fairlead_requests",
@@ -39,6 +42,7 @@ def metrics(recorder: Recorder) -> Iterator[Metric]:
         "From request headers to the end of the response",
         ("model",),
         [((model,), seen) for model, seen in recorder.durations.items()],
+        exemplars=lambda labels: {place: _exemplar(each) for place, each in traced.of(*labels).items()},
     )
     yield _counter("fairlead_attempts", "Requests sent to a model, first tries and retries", recorder.attempts)
     yield _counter("fairlead_prompt_tokens", "Prompt tokens sent to a model, estimated", recorder.prompt_tokens)
@@ -47,6 +51,10 @@ def metrics(recorder: Recorder) -> Iterator[Metric]:
         "Those of them that the router expected in the endpoint's prefix cache",
         recorder.prefix_hit_tokens,
     )
+
+
+def _exemplar(traced: Traced) -> Exemplar:
+    return Exemplar({"trace_id": traced.trace_id}, traced.duration_s, traced.ended_s)
 
 
 def _counter(name: str, text: str, by_model: dict[str, int]) -> Metric:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from fairlead.core.router import Router
 from fairlead.extproc.services import Services
+
+_KV_OUTCOMES: Final = (
+    "batches", "garbage", "unreadable", "unplaced", "gaps", "replayed", "lost", "restarts", "cleared", "overflows",
+    "faults",
+)  # fmt: skip
 
 
 def metrics(services: Services) -> Iterator[Metric]:
@@ -24,7 +30,7 @@ def _tables(router: Router) -> Iterator[Metric]:
         "fairlead_prefix_index_blocks", "Prompt blocks of 512 bytes thought to be cached", labels=("endpoint",)
     )
     for endpoint in router.pool.endpoints:
-        blocks.add_metric((endpoint.address,), endpoint.indexed_blocks)
+        blocks.add_metric((endpoint.address,), router.indexed_blocks(endpoint))
     yield blocks
 
 
@@ -35,7 +41,7 @@ def _kv_events(services: Services) -> Iterator[Metric]:
         labels=("endpoint", "outcome"),
     )
     for address, counts in services.kv_following.counts.items():
-        for outcome in ("batches", "garbage", "unreadable", "gaps", "replayed", "lost", "restarts", "faults"):
+        for outcome in _KV_OUTCOMES:
             events.add_metric((address, outcome), getattr(counts, outcome))
     yield events
 

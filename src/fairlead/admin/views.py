@@ -22,6 +22,7 @@ from fairlead.core.reported import EngineReport
 from fairlead.discovery import SourceStatus
 from fairlead.extproc.recorder import EndpointCounts, Recorder
 from fairlead.extproc.services import Services
+from fairlead.tuning.online import OnlineTuner
 
 _CLIENT_LEFT: Final = 499
 _SHOWN_ADAPTERS: Final = 32  # of an endpoint
@@ -48,6 +49,14 @@ def status(services: Services) -> Document:
         "policy": {
             "name": services.config.policy.name,
             "parameters": msgspec.structs.asdict(policy) if isinstance(policy, msgspec.Struct) else {},
+        },
+        "features": {
+            "admission": services.config.admission is not None,
+            "rates": services.rates.is_on,
+            "tuner": isinstance(router.tuner, OnlineTuner),
+            "cascades": bool(services.config.cascades()),
+            "migration": services.config.migration is not None,
+            "actions": services.config.listen.admin_token_file is not None,
         },
         "routes": router.pool.routes,
         "models": router.pool.models,
@@ -120,8 +129,7 @@ def no_such_session(services: Services, tenant: str) -> str:
 def _endpoint(services: Services, e: Endpoint, sessions: int, ended: Counter[str], now_s: float) -> Document:
     counts = services.recorder.by_endpoint.get(e.address, _NONE)
     health = e.health
-    # The index forgets a restarted engine at the next decision, not at its restart.
-    blocks = services.router.index.blocks(e.address) if e.generation == e.indexed_generation else 0
+    blocks = services.router.indexed_blocks(e)
     return {
         "address": e.address,
         "model": e.model,
@@ -157,6 +165,7 @@ def _endpoint(services: Services, e: Endpoint, sessions: int, ended: Counter[str
         "decode": _constant(services, e, "decode", now_s),
         "batch_slowdown": e.speed.batch_slowdown,
         "answer_tokens": e.speed.answer_tokens,
+        "fixed_ms": e.speed.fixed_ms,  # of each request there, whatever its length
         "indexed_blocks": blocks,
         "cached_tokens": services.router.index.tokens(e.address) if blocks else 0,
         "sessions": sessions,

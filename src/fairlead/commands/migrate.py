@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -28,22 +29,30 @@ def migrate(
     wait_s: Annotated[float, typer.Option(help="How long to wait for the sessions' next requests.", min=0)] = 60.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and change nothing.")] = False,
     admin: Annotated[str, typer.Option(help="The sidecar's admin address.", metavar="HOST:PORT")] = "127.0.0.1:9003",
+    token_file: Annotated[
+        Path | None, typer.Option(help="The sidecar's listen.admin_token_file.", envvar="FAIRLEAD_ADMIN_TOKEN_FILE")
+    ] = None,
 ) -> None:
     """Move a session (SESSION --to ENDPOINT) or all sessions of an endpoint (--drain ENDPOINT).
 
     A session moves at its next request: its KV is copied where both engines can do that, and computed again where they
     cannot. A drained endpoint gets no new sessions; those that sent no request in time compute their context again
-    elsewhere. With several sidecars, drain on each of them.
+    elsewhere. With several sidecars, drain on each of them. The sidecar allows it to who has its token
+    (listen.admin_token_file).
     """
     import httpx
 
+    from fairlead.admin.token import read_token
     from fairlead.errors import UserError
     from fairlead.serving.pool import resolve
 
     wanted = [name for name, value in (("SESSION", session), ("--drain", drain), ("--undrain", undrain)) if value]
     if len(wanted) != 1 or bool(session) != bool(to):
         raise UserError("migrate: write SESSION --to HOST:PORT, or --drain HOST:PORT, or --undrain HOST:PORT")
-    with httpx.Client(base_url=f"http://{_address(admin, '--admin')}", timeout=10.0) as client:
+    headers = {}
+    if token_file is not None:
+        headers["authorization"] = f"Bearer {read_token(token_file, '--token-file').decode()}"
+    with httpx.Client(base_url=f"http://{_address(admin, '--admin')}", timeout=10.0, headers=headers) as client:
         asking = _Admin(client)
         if session and to:
             named = {"session": session, "tenant": tenant}
@@ -72,6 +81,10 @@ class _Admin:
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise UserError(f"--admin: no sidecar answers at {self._client.base_url} ({reason}); is it up?") from None
+        if response.status_code == 401:
+            raise UserError(
+                "--token-file: the sidecar wants the token of its listen.admin_token_file; name that file here"
+            )
         if response.status_code == 404:
             raise UserError(f"--admin: {self._client.base_url} is not the admin port of a sidecar of this version")
         if response.status_code != 200:

@@ -122,7 +122,7 @@ export function candidates(d, most) {
 
 // The cost as `core.cost` computes it: latency, divided by the chance of being right, times the penalty for retries.
 function parts(terms) {
-  const latency = terms.rtt_ms + terms.prefill_ms + terms.queue_ms + terms.decode_ms + terms.adapter_ms;
+  const latency = terms.rtt_ms + terms.fixed_ms + terms.prefill_ms + terms.queue_ms + terms.decode_ms + terms.adapter_ms;
   const expected = latency / terms.success_probability;
   return { latency, expected, penalty: terms.retry_penalty ** terms.attempts };
 }
@@ -138,8 +138,8 @@ function showCost(place, choice, most) {
     return;
   }
   const { latency, expected, penalty } = parts(terms);
-  const drawn = bar(most, ["rtt", terms.rtt_ms], ["prefill", terms.prefill_ms], ["queue", terms.queue_ms],
-    ["decode", terms.decode_ms], ["adapter", terms.adapter_ms], ["chance", expected - latency]);
+  const drawn = bar(most, ["rtt", terms.rtt_ms], ["fixed", terms.fixed_ms], ["prefill", terms.prefill_ms],
+    ["queue", terms.queue_ms], ["decode", terms.decode_ms], ["adapter", terms.adapter_ms], ["chance", expected - latency]);
   if (expected > most * 1.001) drawn.classList.add("beyond");
   if (terms.attempts) {
     drawn.classList.add("penalised");
@@ -159,7 +159,9 @@ function sum(terms, latency, penalty) {
 
 function explained(terms, latency, expected, penalty) {
   const lines = [
-    `network ${milliseconds(terms.rtt_ms)}`, `prefill ${milliseconds(terms.prefill_ms)}`,
+    `network ${milliseconds(terms.rtt_ms)}`,
+    ...(terms.fixed_ms ? [`each request there ${milliseconds(terms.fixed_ms)}`] : []),
+    `prefill ${milliseconds(terms.prefill_ms)}`,
     `queue ${milliseconds(terms.queue_ms)}`, `decoding ${milliseconds(terms.decode_ms)}`,
     ...(terms.adapter_ms ? [`loading the adapter ${milliseconds(terms.adapter_ms)}`] : []),
     `together ${milliseconds(latency)}`,

@@ -55,6 +55,16 @@ export function fill(cell, title, ...children) {
   if (!same) cell.replaceChildren(...fresh.childNodes);
 }
 
+// Rows are {key, className, title, cells: [nodes or strings]}.
+export function showTable(id, rows) {
+  const labels = [...byId(id).tHead.rows[0].cells].map((head) => head.textContent);
+  keepInStep(byId(id).tBodies[0], rows, (row) => row.key, () => tableRow(labels),
+    (made, { className = "", title = "", cells }) => {
+      made.className = className;
+      cells.forEach((cell, index) => fill(made.cells[index], title, ...(Array.isArray(cell) ? cell : [cell])));
+    });
+}
+
 // A bar of parts [className, value] on a scale from 0 to `most`.
 export function bar(most, ...parts) {
   const made = element("div", "bar");

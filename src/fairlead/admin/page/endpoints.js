@@ -3,6 +3,7 @@
 import {
   bar, byId, compact, count, duration, element, fill, keepInStep, milliseconds, percent, plural, significant, tableRow,
 } from "./dom.js";
+import { drain, undrain } from "./actions.js";
 import { groupsOf, showGroup, stayInSight } from "./groups.js";
 import { inflight, pending, waitMs } from "./load.js";
 import { stateOf, troubleOf, withheldBecause } from "./trouble.js";
@@ -33,7 +34,7 @@ export function explainColumns() {
   }
 }
 
-export function showEndpoints(all) {
+export function showEndpoints(all, mayAct) {
   const wanted = byId("filter").value.toLowerCase().split(/[\s,]+/).filter(Boolean); // all of these words
   const found = all.filter((e) => wanted.every((word) => searched(e).includes(word)));
   found.sort(ORDERS[byId("order").value]);
@@ -49,7 +50,7 @@ export function showEndpoints(all) {
   for (const control of document.querySelectorAll(".of-large-pools")) control.hidden = !isLarge;
   byId("endpoints-note").textContent = note(all, found, shown);
   const withDetails = inSight.flatMap((row) => (row.e && opened.has(row.e.address) ? [row, { ...row, more: true }] : [row]));
-  keepInStep(byId("endpoints").tBodies[0], withDetails, keyOf, makeRow, (row, item) => update(row, item, scale));
+  keepInStep(byId("endpoints").tBodies[0], withDetails, keyOf, makeRow, (row, item) => update(row, item, scale, mayAct));
 }
 
 const keyOf = ({ group, e, more }) => (group ? `group ${group.key}` : `${e.address}${more ? " +" : ""}`);
@@ -81,6 +82,7 @@ function makeRow({ group, e, more }) {
   if (more) {
     const row = tableRow([""], "more");
     row.cells[0].colSpan = COLUMNS.length;
+    row.cells[0].append(element("div"), action(e.address)); // apart from what changes, so that the focus stays
     return row;
   }
   const row = tableRow(LABELS, group ? "group" : "");
@@ -95,9 +97,20 @@ function makeRow({ group, e, more }) {
   return row;
 }
 
-function update(row, { group, isOpen, searching, e, more }, scale) {
+function action(address) {
+  const [button, output] = [element("button"), element("output")];
+  button.type = "button";
+  button.addEventListener("click", () => (button.dataset.draining ? undrain : drain)(address, output));
+  return element("div", "act", button, output);
+}
+
+function update(row, { group, isOpen, searching, e, more }, scale, mayAct) {
   if (more) {
-    details(row.cells[0], e);
+    const [dl, act] = row.cells[0].children;
+    details(dl, e);
+    act.hidden = !mayAct;
+    act.firstChild.textContent = e.draining ? `take ${e.address} back` : `drain ${e.address}`;
+    act.firstChild.dataset.draining = e.draining ? "yes" : "";
     return;
   }
   const button = row.cells[0].lastChild;
@@ -121,6 +134,7 @@ function update(row, { group, isOpen, searching, e, more }, scale) {
 function details(cell, e) {
   const entries = [["Reports", engineOf(e)], ["Trouble", troubleOf(e).words.join("; ") || "none"], ["Since the start", historyOf(e)],
     ["Prefill", `${significant(e.prefill.ms_per_token)} ms per token, ${from(e.prefill)}`],
+    ...(e.fixed_ms ? [["Each request", `${milliseconds(e.fixed_ms)}, whatever its length`]] : []),
     ["Decoding", `${significant(e.decode.ms_per_token)} ms per token, ${from(e.decode)}; `
       + `an answer takes ${count(e.answer_tokens)} tokens on average`]];
   if (e.withheld.length) entries.push(["Gets nothing new", e.withheld.map(withheldBecause).join("; ")]);
@@ -218,7 +232,9 @@ const SOURCES = { configured: "as configured", default: "not learned yet: the de
 // Where a time per token comes from, and how much that is worth.
 export const from = (constant) => SOURCES[constant.source]
   ?? `learned from ${plural(constant.samples, "answer")} of the model in the last ${duration(constant.oldest_sample_s)}, `
-    + `${count(constant.endpoint_samples)} of them here: ${significant(constant.endpoint_factor)} times what is usual`;
+    + `${count(constant.endpoint_samples)} of them here: ${against(constant.endpoint_factor)}`;
+
+const against = (factor) => (significant(factor) === "1" ? "as is usual" : `${significant(factor)} times what is usual`);
 
 function speed(cell, e) {
   fill(cell, `Prefill ${from(e.prefill)}; decoding ${from(e.decode)}`,

@@ -1,21 +1,11 @@
 // Smaller tables about the pool: what waits, what was learned of each model, and where endpoints come from.
 
-import { byId, count, duration, element, fill, keepInStep, milliseconds, plural, range, significant, tableRow } from "./dom.js";
+import { byId, count, duration, element, fill, milliseconds, plural, range, showTable, significant } from "./dom.js";
 import { withheldBecause } from "./trouble.js";
 
 const SHOWN_ADAPTERS = 12;
 const STANDS_OUT = 1.1; // times what is usual of the model
 const SHOWN_WITHHELD = 5; // addresses of each reason
-
-// Rows are {key, className, cells: [nodes or strings]}.
-function showTable(id, rows) {
-  const labels = [...byId(id).tHead.rows[0].cells].map((head) => head.textContent);
-  keepInStep(byId(id).tBodies[0], rows, (row) => row.key, () => tableRow(labels),
-    (made, { className = "", cells }) => {
-      made.className = className;
-      cells.forEach((cell, index) => fill(made.cells[index], "", ...(Array.isArray(cell) ? cell : [cell])));
-    });
-}
 
 const small = (text, className = "") => element("small", className, text);
 
@@ -29,7 +19,8 @@ export function showQueues(waiting, isOn) {
 }
 
 function line(of, models, priority, className = "", key = JSON.stringify([models, priority])) {
-  const cells = [models, priority, count(of.requests), milliseconds(of.engine_ms), milliseconds(of.new_request_waits_ms)];
+  const waits = of.new_request_waits_ms ? milliseconds(of.new_request_waits_ms) : "next";
+  const cells = [models, priority, count(of.requests), milliseconds(of.engine_ms), waits];
   return { key, className, cells };
 }
 

@@ -2,6 +2,8 @@
 
 import { bar, byId, compact, count, duration, element, fill, keepInStep, percent, plural, significant } from "./dom.js";
 import { showDecisions } from "./decisions.js";
+import { move } from "./actions.js";
+import { showCalibration, showCascades, showMoves, showRates, showTuner } from "./features.js";
 import { showQueues, showSources, showSpeeds } from "./pool.js";
 import "./story.js";
 import { explainColumns, showEndpoints } from "./endpoints.js";
@@ -10,6 +12,7 @@ import { inflight, pending } from "./load.js";
 const EVERY_MS = 1000;
 const EVERY_MS_WHEN_LARGE = 5000; // a document of many endpoints takes the sidecar milliseconds
 const LARGE_POOL = 200;
+const FEATURES_EVERY_MS = 3000; // what changes slowly
 const ANSWER_WITHIN_MS = 4000;
 const SHOWN_DECISIONS = 15;
 const KEPT_S = 60;
@@ -18,6 +21,8 @@ let paused = false;
 let timer = 0;
 let last = null; // the last answer
 let config = null;
+let features = {}; // documents of those that are on
+let featuresAt = -Infinity;
 let goneSince = null;
 const samples = []; // of the last minute, oldest first
 
@@ -36,11 +41,22 @@ async function refresh() {
     last = { status, endpoints, decisions, waiting };
     goneSince = null;
     remember(status);
+    await refreshFeatures(status.features);
   } catch {
     goneSince ??= new Date();
     config = null; // the next one to answer may have another
   }
   draw();
+}
+
+async function refreshFeatures(on) {
+  if (performance.now() - featuresAt < FEATURES_EVERY_MS) return;
+  const [rates, calibration, cascades, moves, tuner] = await Promise.all([
+    on.rates ? ask("debug/rates") : {}, ask("debug/calibration"), on.cascades ? ask("debug/cascades") : null,
+    ask("debug/moves"), on.tuner ? ask("debug/tuner") : null,
+  ]);
+  features = { rates: rates.rates, calibration: calibration.calibration, cascades, moves, tuner };
+  featuresAt = performance.now();
 }
 
 async function tick() {
@@ -73,10 +89,16 @@ function draw() {
   byId("try").textContent = example(status);
   byId("tenant-label").hidden = !config?.tenants?.header;
   drawTiles(status, endpoints);
-  showQueues(waiting, Boolean(config?.admission));
-  showEndpoints(endpoints);
+  showQueues(waiting, status.features.admission);
+  showRates(features.rates);
+  showEndpoints(endpoints, status.features.actions);
   showSpeeds(endpoints);
+  showCalibration(features.calibration);
   showSources(status, endpoints);
+  showMoves(features.moves, status.features.migration);
+  showCascades(features.cascades);
+  showTuner(features.tuner, status.features.actions);
+  byId("actions-section").hidden = !status.features.actions;
   showDecisions(decisions, status.at);
 }
 
@@ -178,6 +200,7 @@ async function findSession(event) {
   event.preventDefault();
   const answer = byId("session-answer");
   const tenant = byId("session-tenant").value;
+  byId("move").hidden = true;
   const query = tenant ? `?tenant=${encodeURIComponent(tenant)}` : "";
   try {
     const response = await fetch(`debug/sessions/${encodeURIComponent(byId("session-id").value)}${query}`);
@@ -188,9 +211,17 @@ async function findSession(event) {
     const found = await response.json();
     answer.textContent = `It is bound to ${found.endpoint}${found.model ? ` (${found.model})` : ""}${found.healthy ? "" : ", which may not be chosen now"}, `
       + `since ${duration(found.bound_for_s)}. Last used ${duration(found.idle_s)} ago; forgotten in ${duration(found.expires_in_s)} if it is not used.`;
+    offerMove(found);
   } catch {
     answer.textContent = "The sidecar does not answer.";
   }
+}
+
+function offerMove({ endpoint, model }) {
+  const others = last.endpoints.filter((e) => e.model === model && e.address !== endpoint && e.healthy && !e.draining);
+  fill(byId("move-to"), "", ...others.map((e) => element("option", "", e.address)));
+  byId("move-answer").textContent = "";
+  byId("move").hidden = !last.status.features.actions || others.length === 0;
 }
 
 function pause(wanted) {
@@ -206,6 +237,10 @@ document.addEventListener("hold", () => pause(true));
 byId("filter").addEventListener("input", draw);
 byId("order").addEventListener("change", draw);
 byId("session").addEventListener("submit", findSession);
+byId("move").addEventListener("submit", (event) => {
+  event.preventDefault();
+  move(byId("session-id").value, byId("session-tenant").value, byId("move-to").value, byId("move-answer"));
+});
 document.addEventListener("redraw", draw);
 document.addEventListener("visibilitychange", tick);
 explainColumns();

@@ -23,6 +23,7 @@ export function stateOf(e) {
   const bad = BAD.find((reason) => e.withheld.includes(reason));
   if (bad) return ["bad", withheldBecause(bad)];
   if (e.withheld.length) return ["warn", withheldBecause(e.withheld[0])];
+  if (e.draining) return ["warn", "draining: its sessions move away"];
   return e.healthy ? ["good", "up"] : ["bad", "out: requests fail"];
 }
 
