@@ -54,6 +54,26 @@ def test_the_bootstrap_goes_to_a_file_with_mode_and_admin_address_as_asked(app: 
     assert yaml.safe_load(output.read_text()) == expected
 
 
+def test_the_files_that_envoy_needs_to_start_are_made(app: typer.Typer, tmp_path: Path) -> None:
+    config, folder = tmp_path / "fairlead.yaml", tmp_path / "kept"
+    config.write_text(f"{SMALL}\ngateway: {{remember: {folder}}}\n")
+    result = CliRunner().invoke(app, ["envoy", "--config", str(config), "--validate"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [path.name for path in folder.iterdir()] == ["engines.json"]
+
+
+def test_a_bootstrap_for_another_machine_says_that_its_files_are_missing(app: typer.Typer, tmp_path: Path) -> None:
+    config, folder = tmp_path / "fairlead.yaml", tmp_path / "kept"
+    folder.write_text("in the way")
+    config.write_text(f"{SMALL}\ngateway: {{remember: {folder}}}\n")
+    result = CliRunner().invoke(app, ["envoy", "--config", str(config)])
+    assert result.exit_code == 0
+    assert result.stderr == (
+        f"gateway.remember: {folder} cannot be written here (File exists); where Envoy runs, run this command or the "
+        "sidecar before it\n"
+    )
+
+
 def test_an_unknown_mode_is_wrong_use(app: typer.Typer, config: Path) -> None:
     result = CliRunner().invoke(app, ["envoy", "--config", str(config), "--mode", "quick"])
 
@@ -87,6 +107,13 @@ def test_every_bootstrap_in_deploy_has_its_configuration() -> None:
 
     assert written == {path.name.replace(".fairlead.yaml", ".yaml") for path in EXAMPLES}
     assert {"stand-alone.yaml", "full-duplex.yaml", "unix-socket.yaml"} <= written
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_the_admin_port_of_an_example_is_on_loopback(example: Path) -> None:
+    admin = load(example).listen.admin
+    assert admin is not None
+    assert admin.startswith("127.0.0.1:")
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)

@@ -66,6 +66,12 @@ async def test_srv_records_name_hosts_and_ports(server: DnsServer) -> None:
     assert await follow(server, "_http._tcp.example", None).next() == ["10.0.0.1:8000", "10.0.0.2:8001"]
 
 
+async def test_srv_records_without_a_port_name_no_engine(server: DnsServer) -> None:
+    server.set("_http._tcp.example", SRV=["0 0 0 a.example.", "0 0 8000 a.example."])
+    server.set("a.example", A=["10.0.0.1"])
+    assert await follow(server, "_http._tcp.example", None).next() == ["10.0.0.1:8000"]
+
+
 async def test_a_change_comes_when_the_time_to_live_is_over_and_no_sooner(server: DnsServer) -> None:
     server.ttl_s = 1
     server.set(NAME, A=["10.0.0.1"])

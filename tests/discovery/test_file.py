@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import aclosing
 from pathlib import Path
 
@@ -47,8 +48,14 @@ def test_json_is_read_too(path: Path) -> None:
         ("- {address: 'a:1', engine: vlm}", '[0]: no kind of engine is called "vlm"; did you mean "vllm"?'),
         ("- {address: 'a:1', modles: [x]}", "[0]: Object contains unknown field `modles`"),
         ("- 10.0.0.1:8000\n- 10.0.0.1:8000", '[1]: "10.0.0.1:8000" is listed twice; remove one'),
+        ("- {address: 'a:1', kv_connector: sglang}", "[0]: role: is required with kv_connector sglang"),
+        ("- {address: 'a:1', role: prefill, kv_connector: sglang}", "[0]: bootstrap: is required with"),
+        ("- {address: 'a:1', bootstrap: b}", '"b" has no port'),
         ("- 7", "[0]: Expected `object`, got `int`"),
         ("- &a [*a]", "[0]: "),
+        pytest.param("[" * 100_000, "is nested too deep to be a list of endpoints", id="deep"),
+        pytest.param("- " + "[" * 1_000_000, "is nested too deep to be a list of endpoints", id="deep YAML"),
+        pytest.param("- a:1\n" * 10_001, "lists 10001 endpoints; 10000 at most are followed", id="many"),
     ],
 )
 def test_what_is_wrong_is_said(path: Path, text: str, reason: str) -> None:
@@ -71,3 +78,13 @@ async def test_a_new_set_comes_when_the_file_is_replaced_and_none_while_it_is_br
         assert not coming.done()
         replace(path, "[]")
         assert await coming == ()
+
+
+async def test_what_is_no_file_is_not_waited_for(path: Path) -> None:
+    os.mkfifo(path)
+    status = SourceStatus("file", asyncio.get_running_loop().time)
+    async with asyncio.timeout(60), aclosing(FileSource(path).sets(status)) as sets:  # type: ignore[type-var]
+        coming = asyncio.ensure_future(anext(sets))
+        await until(lambda: "is not a file" in status.error)
+        replace(path, "- 10.0.0.1:8000\n")
+        assert [e.address for e in await coming] == ["10.0.0.1:8000"]

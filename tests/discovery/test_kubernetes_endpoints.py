@@ -88,6 +88,21 @@ def test_a_pods_role_comes_with_the_way_of_its_kv(labels: dict[str, str], role: 
     assert (found.role, found.kv_connector) == (role, connector)
 
 
+@pytest.mark.parametrize(
+    ("labels", "connector", "bootstrap"),
+    [
+        ({"fairlead/role": "prefill"}, "sglang", "10.0.0.1:8998"),
+        ({"fairlead/role": "prefill", "fairlead/bootstrap-port": "9000"}, "sglang", "10.0.0.1:9000"),
+        ({"fairlead/role": "prefill", "fairlead/bootstrap-port": "70000"}, "sglang", "10.0.0.1:8998"),
+        ({"fairlead/role": "decode"}, "sglang", ""),
+        ({"fairlead/role": "both"}, "", ""),
+    ],
+)
+def test_the_halves_of_sglang_are_named_by_labels(labels: dict[str, str], connector: str, bootstrap: str) -> None:
+    (found,) = settled(pod(labels={"fairlead/kv-connector": "sglang", **labels}))
+    assert (found.kv_connector, found.bootstrap) == (connector, bootstrap)
+
+
 def test_an_engine_of_an_unknown_kind_is_asked_what_it_is() -> None:
     (found,) = settled(pod(labels={"fairlead/engine": "tensorrt"}))
     assert found.engine == ""

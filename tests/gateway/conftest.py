@@ -11,11 +11,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from fairlead.addresses import host_and_port
 from fairlead.config import Config
 from fairlead.extproc.server import ServerName
 from fairlead.gateway import EnvoyProcess, Mode, bootstrap
+from fairlead.gateway.parts import SIDECAR_CLUSTER
 from fairlead.processes import free_ports
 from tests.gateway.world import WITHIN_S, Engine, Processor
+from tests.waiting import until
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,12 @@ def dead_engine() -> Iterator[str]:
 
 @pytest.fixture
 async def envoy(dead_address: str) -> AsyncIterator[StartEnvoy]:
-    """Starts Envoy for these engine addresses. Without `sidecar` the sidecar is down."""
+    """Starts Envoy for these engine addresses. Without `sidecar` the sidecar is down; one that listens is asked."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(*engines: str, sidecar: str = dead_address, mode: Mode = "buffered", **gateway: int) -> Gateway:
+        async def start(
+            *engines: str, sidecar: str = dead_address, mode: Mode = "buffered", workers: int = 1, **gateway: int
+        ) -> Gateway:
             listen_port, admin_port = free_ports(2)
             # A busy machine may keep the processor waiting for a while: that is no processor that hangs.
             gateway = {"processor_timeout_ms": 30_000} | gateway
@@ -124,13 +129,33 @@ async def envoy(dead_address: str) -> AsyncIterator[StartEnvoy]:
                 }
             )
             tree = bootstrap(config, admin_address=f"127.0.0.1:{admin_port}", mode=mode)
-            process = await stack.enter_async_context(EnvoyProcess(tree, ready_within_s=WITHIN_S))
+            process = await stack.enter_async_context(EnvoyProcess(tree, concurrency=workers, ready_within_s=WITHIN_S))
             client = await stack.enter_async_context(
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WITHIN_S), auto_decompress=False)
             )
+            if _listens(sidecar):
+                await until_healthy(client, process)
             return Gateway(process, f"http://127.0.0.1:{listen_port}", client)
 
         yield start
+
+
+def _listens(address: str) -> bool:
+    path = address.removeprefix("unix:")
+    family, where = (socket.AF_INET, host_and_port(address)) if path == address else (socket.AF_UNIX, path)
+    with socket.socket(family) as probe:
+        return probe.connect_ex(where) == 0
+
+
+async def until_healthy(client: aiohttp.ClientSession, process: EnvoyProcess) -> None:
+    """Wait until Envoy finds the processor healthy. Its first check fails where a busy machine is slow to answer it."""
+
+    async def is_healthy() -> bool:
+        async with client.get(f"{process.admin_url}/clusters") as answer:
+            lines = (await answer.text()).splitlines()
+        return any(line.startswith(f"{SIDECAR_CLUSTER}::") and line.endswith("health_flags::healthy") for line in lines)
+
+    await until(is_healthy, "Envoy's health check of the processor has passed")
 
 
 @pytest.fixture

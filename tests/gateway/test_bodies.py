@@ -112,6 +112,18 @@ async def test_a_client_does_not_choose_among_the_copies_of_one_engine(world: Wo
     assert "x-data-parallel-rank" not in received.headers
 
 
+async def test_a_client_sets_none_of_sglangs_fields_by_headers(world: World, envoy: StartEnvoy) -> None:
+    """SGLang 0.5.23 believes them rather than the body, in chats and at /generate."""
+    fields = "rid", "bootstrap-host", "bootstrap-port", "bootstrap-room", "conversation-id", "routed-dp-rank"
+    overrides = {f"x-override-{field}": "7" for field in (*fields, "disagg-prefill-dp-rank", "priority")}
+    gateway = await _gateway(world, envoy)
+    for path in ("/generate", "/v1/chat/completions"):
+        answer = await gateway.ask("POST", path, b'{"model":"large","text":"x","messages":[]}', overrides)
+        assert answer.status == 200
+        received = world.engines["large"].received[-1]
+        assert (received.path, received.headers.keys() & overrides.keys()) == (path, set())
+
+
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
 async def test_a_body_is_read_whatever_the_method(world: World, envoy: StartEnvoy, method: str) -> None:
     """SGLang generates at `PUT /generate` as at POST."""

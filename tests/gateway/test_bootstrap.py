@@ -88,6 +88,37 @@ def test_engines_that_the_configuration_lists_are_the_last_resort_of_an_envoy_th
     assert services == {"engines": "engines", "followed:model:a": "model:a", "followed:model:b": "model:b"}
 
 
+def test_the_pool_as_the_last_sidecar_knew_it_comes_before_what_the_configuration_lists() -> None:
+    document = {
+        "pool": {"endpoints": [{"address": "10.0.0.1:8000", "model": "a"}], "models": {"b/c": {}}},
+        "discovery": {"file": "engines.yaml"},
+        "gateway": {"remember": "/run/fairlead/pool"},
+    }
+    tree = bootstrap(Config.model_validate(document))
+    clusters = tree["static_resources"]["clusters"]
+    found = {
+        each["name"]: each["cluster_type"]["typed_config"]["clusters"] for each in clusters if "cluster_type" in each
+    }
+    assert found == {
+        "model:a": ["followed:model:a", "remembered:model:a", "listed:model:a"],
+        "model:b/c": ["followed:model:b/c", "remembered:model:b/c"],
+        "blind": ["engines", "remembered:engines", "listed:engines"],
+    }
+    advised = [each["route"]["cluster"] for each in routes_of(tree) if each["name"].startswith("chosen")]
+    assert set(advised) == {"engines"}, "an aggregate cluster would lose the sidecar's list"
+    (remembered,) = [each for each in clusters if each["name"] == "remembered:model:b/c"]
+    assert remembered["eds_cluster_config"] == {
+        "service_name": "model:b/c",
+        "eds_config": {
+            "resource_api_version": "V3",
+            "path_config_source": {
+                "path": "/run/fairlead/pool/model%3Ab%2Fc.json",
+                "watched_directory": {"path": "/run/fairlead/pool"},
+            },
+        },
+    }
+
+
 @pytest.mark.parametrize("how", ["eds", "static"])
 def test_envoy_does_not_know_engines_that_only_prefill_and_retries_what_was_prefilled_only_unsent(how: str) -> None:
     halves = [
@@ -100,8 +131,10 @@ def test_envoy_does_not_know_engines_that_only_prefill_and_retries_what_was_pref
     assert "10.0.0.1" in render(tree)
     retries = {each["name"]: each["route"].get("retry_policy") for each in routes_of(tree) if "route" in each}
     assert retries["chosen, prefilled elsewhere"]["retry_on"] == "connect-failure"
+    or_alone = "chosen, both halves or else alone"  # the next server of these computes the prompt itself
+    assert retries[or_alone] == retries["chosen"]
     names = list(retries)
-    assert names.index("chosen, prefilled elsewhere") < names.index("chosen")
+    assert names.index(or_alone) < names.index("chosen, prefilled elsewhere") < names.index("chosen")
     plain = bootstrap(Config.model_validate({"pool": {"endpoints": [{"address": "10.0.0.1:8000", "model": "m"}]}}))
     assert "prefilled" not in render({"routes": routes_of(plain)})
 

@@ -13,6 +13,7 @@ from fairlead.extproc.pb import ext_proc_pb2 as pb
 from fairlead.gateway import Mode
 from tests.gateway.conftest import Gateway, StartEngine, StartEnvoy, StartProcessor
 from tests.gateway.world import WITHIN_S
+from tests.waiting import until
 
 MODES: list[Mode] = ["buffered", "full_duplex"]
 
@@ -29,6 +30,31 @@ async def test_every_request_goes_to_the_chosen_engine(
 
     assert [answer.body for answer in answers] == [b"second"] * 10
     assert sidecar.served == [second.address] * 10
+
+
+async def test_the_requests_of_two_workers_of_envoys_go_to_the_chosen_engine(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
+) -> None:
+    """Each worker has a connection of its own to the sidecar, and the kernel deals clients out to them."""
+    first, second = await engine("first"), await engine("second")
+    sidecar, address = await processor(second.address)
+    gateway = await envoy(first.address, second.address, sidecar=address, workers=2)
+    asked, port = 0, gateway.url.rpartition(":")[2]
+
+    async def both_have_served() -> bool:
+        nonlocal asked
+        answers = await asyncio.gather(*(gateway.post(b"x" * 50_000) for _ in range(32)))
+        asked += len(answers)
+        assert [answer.body for answer in answers] == [b"second"] * 32
+        async with gateway.client.get(
+            f"{gateway.process.admin_url}/stats?filter=_{port}.worker_..downstream_cx_total"
+        ) as stats:
+            counts = [int(line.rpartition(": ")[2]) for line in (await stats.text()).splitlines()]
+        assert len(counts) == 2
+        return all(counts)
+
+    await until(both_have_served, "both workers have had clients")
+    assert sidecar.served == [second.address] * asked
 
 
 @pytest.mark.parametrize("failure", [{"status": 500}, {"status": 503}, {"status": 429}, {"resets": True}])
@@ -199,7 +225,7 @@ async def test_a_hung_processor_costs_its_timeout_once_and_the_request_passes(
 ) -> None:
     first = await engine("first")
     _, address = await processor(first.address, hangs=True)
-    gateway = await envoy(first.address, sidecar=address, processor_timeout_ms=1000)
+    gateway = await envoy(first.address, sidecar=address, processor_timeout_ms=1010)  # its timers are some ms coarse
 
     started = time.perf_counter()
     answer = await gateway.post()

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from fairlead.api.paths import GENERATION_PATHS
 from fairlead.config import Config
-from fairlead.gateway import EnvoyProcess, bootstrap
+from fairlead.gateway import EnvoyProcess, Mode, bootstrap
 from fairlead.processes import free_ports
 from tests.gateway.world import Engine, Processor
 
@@ -52,15 +52,15 @@ class Gateway:
         return await self.ask(line + head + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["advised", "blind"])
-async def gateway(request: pytest.FixtureRequest) -> AsyncIterator[Gateway]:
+@contextlib.asynccontextmanager
+async def started(*, advised: bool, mode: Mode = "buffered") -> AsyncIterator[Gateway]:
     async with contextlib.AsyncExitStack() as stack:
         engine = Engine("engine")
         await engine.start()
         stack.push_async_callback(engine.stop)
         listen, admin, sidecar = (f"127.0.0.1:{port}" for port in free_ports(3))
         processor = Processor([engine.address])
-        if request.param == "advised":
+        if advised:
             await processor.start(sidecar)
             stack.push_async_callback(processor.stop)
         config = Config.model_validate(
@@ -70,11 +70,17 @@ async def gateway(request: pytest.FixtureRequest) -> AsyncIterator[Gateway]:
                 "pool": {"endpoints": [{"address": engine.address, "model": "m"}]},
             }
         )
-        await stack.enter_async_context(EnvoyProcess(bootstrap(config, admin_address=admin)))
+        await stack.enter_async_context(EnvoyProcess(bootstrap(config, admin_address=admin, mode=mode)))
         gateway = Gateway(int(listen.rsplit(":")[-1]), engine)
         async with asyncio.timeout(60):
-            while request.param == "advised" and not processor.served:
+            while advised and not processor.served:
                 await gateway.post()
+        yield gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["advised", "blind"])
+async def gateway(request: pytest.FixtureRequest) -> AsyncIterator[Gateway]:
+    async with started(advised=request.param == "advised") as gateway:
         yield gateway
 
 
@@ -157,6 +163,17 @@ async def test_what_is_not_http_is_answered_in_openais_shape(gateway: Gateway, n
 
     assert (status, json.loads(body)["error"]["type"]) == (expected, "invalid_request_error")
     assert gateway.engine.received == []
+
+
+async def test_in_full_duplex_what_has_no_readable_head_is_answered_too() -> None:
+    async with started(advised=True, mode="full_duplex") as gateway:
+        for name, (request, expected) in NOT_HTTP.items():
+            if name == "a bad chunk":  # its request is under way to the sidecar, which Envoy's answer would wait for
+                continue
+            status, body = await gateway.ask(request)
+            assert (status, json.loads(body)["error"]["type"]) == (expected, "invalid_request_error"), name
+        assert await gateway.post(version=b"1.0") == (200, b"engine")
+        assert (await gateway.post("/flush_cache"))[0] == 404
 
 
 @pytest.mark.parametrize("count", [97, 110, *range(180, 201)])

@@ -92,6 +92,31 @@ def test_a_stream_gets_what_it_asks_for_and_an_ack_is_not_answered(world: World)
     assert len(envoy.pushes) == 1
 
 
+def test_an_envoy_that_follows_is_awaited_until_it_has_accepted_the_first_of_all_engines(world: World) -> None:
+    assert not world.discovery.is_awaited, "nothing is known yet"
+    world.discovery.publish([A, B])
+    of_a_model, of_all = Envoy(world, "model:small"), Envoy(world, "engines")
+    for envoy in (of_a_model, of_all):
+        assert world.discovery.is_awaited
+        envoy.ask()
+        envoy.acks()
+    assert not world.discovery.is_awaited
+    of_all.stream.closed()
+    world.discovery.publish([A])
+    assert not world.discovery.is_awaited, "it has been there"
+
+
+def test_an_envoy_that_does_not_come_or_refuses_the_endpoints_is_awaited_for_a_while(world: World) -> None:
+    world.discovery.publish([A])
+    envoy = Envoy(world, "engines")
+    envoy.ask()
+    envoy.nacks("no")
+    world.now_s += PATIENCE_S - 0.1
+    assert world.discovery.is_awaited
+    world.now_s += 0.2
+    assert not world.discovery.is_awaited
+
+
 def test_nothing_is_pushed_before_the_pool_is_known(world: World) -> None:
     envoy = Envoy(world, "engines")
     envoy.ask()

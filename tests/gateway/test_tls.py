@@ -20,7 +20,7 @@ from fairlead.gateway import EnvoyProcess, bootstrap
 from fairlead.gateway.parts import SIDECAR_CLUSTER
 from fairlead.processes import free_ports
 from tests.edge.certificates import Authority
-from tests.gateway.conftest import Gateway, StartEngine
+from tests.gateway.conftest import Gateway, StartEngine, until_healthy
 from tests.gateway.world import WITHIN_S, NativeCall, Processor, body_of
 
 ServeTls = Callable[[TlsFiles, str], Any]
@@ -132,8 +132,7 @@ async def test_a_gateway_without_sni_alpn_and_verification_is_served_in_full_dup
     async with process:
         gateway = Gateway(process, url, client)
         async with asyncio.timeout(WITHIN_S):
-            while (await health_flags(client, process)) != "healthy":  # noqa: ASYNC110 - Envoy's page
-                await asyncio.sleep(0.05)
+            await until_healthy(client, process)
             while not processor.served:
                 await gateway.post()
         for size in (10, 100_000, 1_000_000):
@@ -171,13 +170,3 @@ async def test_a_certificate_is_replaced_while_requests_are_chosen(
                 answer = await gateway.post()
                 assert (answer.status, answer.body) == (200, b"second")
         assert [(await gateway.post()).body for _ in range(5)] == [b"second"] * 5
-
-
-async def health_flags(client: Any, process: EnvoyProcess) -> str:
-    """Of the processor, as Envoy sees it."""
-    async with client.get(f"{process.admin_url}/clusters") as answer:
-        lines = (await answer.text()).splitlines()
-    prefix = f"{SIDECAR_CLUSTER}::"
-    return next(
-        (line.rpartition("::")[2] for line in lines if line.startswith(prefix) and "::health_flags::" in line), ""
-    )

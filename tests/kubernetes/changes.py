@@ -11,13 +11,15 @@ import asyncio
 import contextlib
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +29,7 @@ from aiohttp import web
 
 from fairlead.config import load
 from fairlead.gateway import EnvoyProcess, bootstrap
-from fairlead.processes import Child, free_ports
+from fairlead.processes import free_ports
 from tests.kubernetes.cluster import Cluster, Namespace
 from tests.kubernetes.test_source import READER, kubeconfig
 
@@ -64,32 +66,70 @@ class Row:
     what: str
     sent: int = 0
     lost: Counter[str] = field(default_factory=Counter)
+    unadvised: int = 0  # answers that the sidecar had no part in
     new: list[Engine] = field(default_factory=list)
     gone: list[Engine] = field(default_factory=list)
     rss_mib: float = 0.0
 
     def __str__(self) -> str:
-        new = _median_and_worst([engine.served_after_s for engine in self.new])
-        gone = _median_and_worst([engine.last_chosen_after_s for engine in self.gone])
-        return f"| {self.what} | {self.sent} | {self.lost.total()} | {new} | {gone} | {self.rss_mib:.0f} |"
+        new = median_and_worst([engine.served_after_s for engine in self.new])
+        gone = median_and_worst([engine.last_chosen_after_s for engine in self.gone])
+        lost = self.lost.total()
+        return f"| {self.what} | {self.sent} | {lost} | {self.unadvised} | {new} | {gone} | {self.rss_mib:.0f} |"
 
 
 HEADING: Final = (
-    "| change | requests | lost | new engine serves: median, worst ms | "
+    "| change | requests | lost | unadvised | new engine serves: median, worst ms | "
     "gone one last chosen: median, worst ms | sidecar MiB |\n"
-    "| --- | --- | --- | --- | --- | --- |"
+    "| --- | --- | --- | --- | --- | --- | --- |"
 )
+
+
+class Sidecar:
+    """A process that may be killed and started again."""
+
+    def __init__(self, config: Path, admin: str) -> None:
+        self._config = config
+        self._admin = admin
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "fairlead", "serve", "--config", str(self._config)]
+        with (self._config.parent / "sidecar.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    async def until(self, page: str, client: aiohttp.ClientSession) -> None:
+        """`healthz` or `readyz` answers 200."""
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with client.get(f"http://{self._admin}/{page}") as answer:
+                        if answer.status == 200:
+                            return
+                await asyncio.sleep(0.05)
 
 
 class World:
     """The pool, its clients, and what may happen to it."""
 
-    def __init__(self, namespace: Namespace, port: int, url: str, sidecar: int, client: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, namespace: Namespace, port: int, url: str, sidecar: Sidecar, client: aiohttp.ClientSession
+    ) -> None:
         self.namespace = namespace
         self.url = url
         self.engines: dict[str, Engine] = {}
         self._port = port
-        self._sidecar = sidecar
+        self.sidecar = sidecar
         self._client = client
         self._made = 0
         self._by_ip: dict[str, Engine] = {}
@@ -155,7 +195,7 @@ class World:
         finally:
             stop.set()
             await asyncio.gather(*asking)
-        row.rss_mib = _rss_mib(self._sidecar)
+        row.rss_mib = _rss_mib(self.sidecar.pid)
         return row
 
     async def is_advised(self) -> bool:
@@ -181,6 +221,8 @@ class World:
                     text = await answer.text()
                     if answer.status != 200:
                         row.lost[f"{answer.status} {text[:120]}"] += 1
+                    elif "x-fairlead-decision" not in answer.headers:
+                        row.unadvised += 1
             except aiohttp.ClientError as error:
                 row.lost[type(error).__name__] += 1
 
@@ -225,12 +267,13 @@ async def world(namespace: Namespace, folder: Path) -> AsyncIterator[World]:
         client = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60), connector=aiohttp.TCPConnector(limit=0))
         )
-        command = [sys.executable, "-m", "fairlead", "serve", "--config", str(path)]
-        sidecar = await stack.enter_async_context(Child("sidecar", command, folder / "sidecar.log"))
-        await sidecar.until_ready(f"http://{admin}/healthz", WITHIN_S)
+        sidecar = Sidecar(path, admin)
+        stack.callback(sidecar.kill)
+        sidecar.start()
+        await sidecar.until("healthz", client)
         envoy = EnvoyProcess(bootstrap(load(path), admin_address=envoy_admin), log_path=folder / "envoy.log")
         await stack.enter_async_context(envoy)
-        made = World(namespace, port, f"http://{listen}", sidecar.pid, client)
+        made = World(namespace, port, f"http://{listen}", sidecar, client)
         await made.start()
         stack.push_async_callback(made.stop)
         await made.add(2)
@@ -300,6 +343,19 @@ async def lose_rights(world: World, row: Row) -> None:
     await scale(world, row, len(world.engines) + 1)
 
 
+async def lose_sidecar(world: World, row: Row) -> None:
+    """Killed; two engines come and one goes before it is back."""
+    world.sidecar.kill()
+    (oldest, *_) = world.engines.values()
+    added = await world.add(2, row)
+    await world.end(oldest, grace_s=2.0)
+    back_s = time.monotonic()
+    for engine in added:
+        engine.ready_s = back_s  # to the sidecar
+    world.sidecar.start()
+    await world.until(lambda: all(engine.first_s for engine in added))
+
+
 async def change_often(world: World, row: Row, changes: int) -> None:
     """Pods whose readiness comes and goes."""
     names = list(world.engines)[1:]
@@ -311,37 +367,39 @@ async def change_often(world: World, row: Row, changes: int) -> None:
     del row
 
 
-async def main() -> None:
-    with tempfile.TemporaryDirectory() as place, Cluster(Path(place)) as cluster:
-        namespace = cluster.namespace("changes")
-        folder = Path(place) / "sidecar"
+STEPS: Final[Sequence[tuple[str, Callable[[World, Row], Awaitable[None]]]]] = (
+    ("2 -> 40 engines", lambda pool, row: scale(pool, row, 40)),
+    ("40 -> 3", lambda pool, row: scale(pool, row, 3)),
+    ("all three replaced, one after the other", replace_all),
+    ("an engine's node gone", lose_node),
+    ("API server killed, back after 2 s, etcd compacted (410); +1", lose_api_server),
+    ("RBAC taken away, API server restarted, given back; +1", lose_rights),
+    ("sidecar killed, 2 more and 1 gone meanwhile, back", lose_sidecar),
+    ("1,000 changes of readiness", lambda pool, row: change_often(pool, row, 1000)),
+    ("1,000 more", lambda pool, row: change_often(pool, row, 1000)),
+)
+
+
+async def rows(place: Path) -> AsyncIterator[Row]:
+    """Each change, through an API server of its own below `place`."""
+    with Cluster(place) as cluster:
+        folder = place / "sidecar"
         folder.mkdir()
-        async with world(namespace, folder) as pool:
-            print(HEADING, flush=True)
-            steps: list[tuple[str, Callable[[Row], Awaitable[None]]]] = [
-                ("2 -> 40 engines", lambda row: scale(pool, row, 40)),
-                ("40 -> 3", lambda row: scale(pool, row, 3)),
-                ("all three replaced, one after the other", lambda row: replace_all(pool, row)),
-                ("an engine's node gone", lambda row: lose_node(pool, row)),
-                (
-                    "API server away for 2 s, etcd compacted; +1",
-                    lambda row: lose_api_server(pool, row),
-                ),
-                (
-                    "RBAC taken away, API server restarted, given back; +1",
-                    lambda row: lose_rights(pool, row),
-                ),
-                ("1,000 changes of readiness", lambda row: change_often(pool, row, 1000)),
-                ("1,000 more", lambda row: change_often(pool, row, 1000)),
-            ]
-            for what, change in steps:
-                row = await pool.during(what, change)
-                print(row, flush=True)
-                for reason, count in row.lost.items():
-                    print(f"  lost {count}: {reason}", flush=True)
+        async with world(cluster.namespace("changes"), folder) as pool:
+            for what, change in STEPS:
+                yield await pool.during(what, partial(change, pool))
 
 
-def _median_and_worst(seconds: list[float]) -> str:
+async def main() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        print(HEADING, flush=True)
+        async for row in rows(Path(place)):
+            print(row, flush=True)
+            for reason, count in row.lost.items():
+                print(f"  lost {count}: {reason}", flush=True)
+
+
+def median_and_worst(seconds: list[float]) -> str:
     return f"{1000 * statistics.median(seconds):.0f}, {1000 * max(seconds):.0f}" if seconds else ""
 
 

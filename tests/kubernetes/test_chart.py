@@ -14,7 +14,7 @@ from aiohttp import web
 
 from fairlead.addresses import host_and_port
 from fairlead.config import Config, parse
-from fairlead.gateway import EnvoyProcess, bootstrap, validate
+from fairlead.gateway import EnvoyProcess, bootstrap, remembered, validate
 from fairlead.processes import free_ports
 from tests.kubernetes.cluster import Namespace
 from tests.kubernetes.manifests import CHART, MANIFESTS, READY, manifest
@@ -83,12 +83,13 @@ def test_behind_a_gateway_it_follows_the_pool_that_it_makes_and_speaks_tls() -> 
     assert (config.listen.tls.self_signed, config.gateway.fallbacks) == (True, 0)
 
 
-def test_the_envoy_in_the_pod_accepts_its_bootstrap_and_follows_the_pool_by_the_socket() -> None:
+def test_the_envoy_in_the_pod_accepts_its_bootstrap_and_follows_the_pool_by_the_socket(tmp_path: Path) -> None:
     config = configuration(rendered("--values", str(CHART / "values" / "own-envoy.yaml")))
-    tree = bootstrap(config, admin_address="127.0.0.1:9901")
-    validate(tree)
     assert config.listen.grpc == "unix:/run/fairlead/fairlead.sock"
-    assert config.gateway.endpoints == "eds"
+    assert (config.gateway.endpoints, config.gateway.remember) == ("eds", "/run/fairlead/pool")
+    here = config.model_copy(update={"gateway": config.gateway.model_copy(update={"remember": str(tmp_path / "pool")})})
+    remembered.prepare(here)  # as the command of the pod's first container does
+    validate(bootstrap(here, admin_address="127.0.0.1:9901"))
 
 
 async def test_envoy_drains_before_it_ends(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ class Changing:
             "llama", 500, None, "en", 0, session=session_key(b"%d" % number), prefix=chain, block_tokens=128.0
         )
         if number % 2:
-            facts = msgspec.structs.replace(facts, model="sql").of_adapter("sql")
+            facts = facts.called("sql", is_adapter=True)
         in_flight = services.router.admit(facts, now_s=now_s)
         assert isinstance(in_flight, InFlight)
         in_flight.sent(facts, now_s)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from fairlead.serving import memory
 from fairlead.serving.memory import MemoryReturn
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
 
 
 @pytest.fixture
@@ -31,6 +38,21 @@ def test_what_is_worth_it_is_given_back_once_in_a_pause(
     for _ in range(20):
         returns.look(decided=7)
     assert trims == [0]
+
+
+def test_what_only_cycles_hold_is_freed_before_memory_is_given_back(
+    resident_mib: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returns = MemoryReturn()
+    held = [Cycle()]
+    is_left = weakref.ref(held[0])
+    found: list[object] = []
+    monkeypatch.setattr(returns, "_trim", lambda _: found.append(is_left()))
+    resident_mib.append(400)
+    held.clear()
+    for _ in range(20):
+        returns.look(decided=7)
+    assert found == [None]
 
 
 def test_nothing_is_given_back_while_requests_come(resident_mib: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

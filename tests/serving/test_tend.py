@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,23 @@ async def test_faults_of_the_last_seconds_are_reported_at_the_end(services: Serv
         telling.cancel()
         await asyncio.wait([telling])
     assert [entry["last_cause"] for entry in logged] == ["late"]
+
+
+async def test_requests_have_their_turn_between_two_steps_of_learning(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tend, "_TEND_S", 0.001)
+    order: list[str] = []
+
+    def settling(_: object) -> Iterator[None]:
+        for _step in range(3):
+            order.append("step")
+            asyncio.get_running_loop().call_soon(order.append, "request")
+            yield
+
+    monkeypatch.setattr(services.learner, "settling", settling)
+    upkeep = asyncio.create_task(tend.tend(services))
+    await until(lambda: len(order) >= 6)
+    upkeep.cancel()
+    await asyncio.wait([upkeep])
+    assert order[:6] == ["step", "request"] * 3

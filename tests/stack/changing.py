@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +105,7 @@ class ChangingPool:
         return (await self._get(f"{self.admin_url}/readyz"))[0] == 200
 
     async def _serves(self) -> bool:
-        return (await self._post())[0] == 200
+        return (await self.post())[0] == 200
 
     async def _get(self, url: str) -> tuple[int, bytes]:
         try:
@@ -119,12 +119,14 @@ class ChangingPool:
 
     # ---- engines --------------------------------------------------------------------------------------------------
 
-    async def add(self, count: int, model: str = "small") -> list[str]:
+    async def add(self, count: int, model: str = "small", **options: Any) -> list[str]:
         """Run `count` more engines; they are not listed yet."""
         made = []
         for _ in range(count):
             stack = AsyncExitStack()
-            engine = await stack.enter_async_context(running_engine(EngineOptions(model=model, time_scale=50.0)))
+            engine = await stack.enter_async_context(
+                running_engine(EngineOptions(model=model, time_scale=50.0, **options))
+            )
             self.engines[engine.address] = engine, stack
             made.append(engine.address)
         return made
@@ -162,10 +164,11 @@ class ChangingPool:
 
     async def ask(self, model: str) -> int:
         """The status of one request."""
-        return (await self._post(model=model))[0]
+        return (await self.post(model=model))[0]
 
-    async def _post(self, content: str = "hello", model: str = "small") -> tuple[int, str]:
-        body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+    async def post(self, content: str = "hello", model: str = "small", **more: Any) -> tuple[int, str]:
+        """The status of one request, and where it was served."""
+        body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 4} | more
         try:
             async with self.client.post(f"{self.url}/v1/chat/completions", json=body) as response:
                 answer = await response.text()
@@ -175,14 +178,15 @@ class ChangingPool:
             return 0, repr(error)
 
     @asynccontextmanager
-    async def load(self, clients: int = 8) -> AsyncIterator[Seen]:
-        """Clients that ask one after another, each with prompts of its own."""
+    async def load(self, clients: int = 8, models: Sequence[str] = ("small",)) -> AsyncIterator[Seen]:
+        """Clients that ask for `models` one after another, each with prompts of its own."""
         numbers = itertools.count()
 
         async def ask() -> None:
             while True:
                 number, sent_s = next(numbers), time.monotonic()
-                status, where = await self._post(f"question {number} " + "word " * (number % 50))
+                content = f"question {number} " + "word " * (number % 50)
+                status, where = await self.post(content, models[number % len(models)])
                 self.seen.statuses[status] += 1
                 if status != 200:
                     self.seen.lost.append(f"{status} {where}")

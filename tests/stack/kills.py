@@ -271,13 +271,12 @@ async def main(mode: Mode) -> int:
     for sidecars in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
             async with world(Path(folder), sidecars, mode) as running:
-                parts = [(part, number) for part in running.sidecars for number in (signal.SIGKILL, signal.SIGTERM)]
-                if sidecars == 1:
-                    parts += [(part, signal.SIGKILL) for part in (*running.engines, running.redis)]
-                for part, number in parts:
-                    row = await running.kill(part, number)
-                    print(row, *sorted(set(row.reasons))[:3], sep="\n    ", flush=True)
-                    lost += row.lost.total()
+                others = (*running.engines, running.redis) if sidecars == 1 else ()
+                for part in (*running.sidecars, *others):
+                    for number in (signal.SIGKILL, signal.SIGTERM):
+                        row = await running.kill(part, number)
+                        print(row, *sorted(set(row.reasons))[:3], sep="\n    ", flush=True)
+                        lost += row.lost.total()
     return 1 if lost else 0
 
 

@@ -1,4 +1,4 @@
-"""Every part of a pool under load is killed and comes back: no request for a model, a route or a cascade is lost."""
+"""Every part of a pool under load is killed, or told to end, and comes back: no request of any kind is lost."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ def _judged(rows: list[Row]) -> None:
 
 async def test_no_request_is_lost_when_the_sidecar_an_engine_or_redis_is_killed(tmp_path: Path) -> None:
     async with world(tmp_path, sidecars=1) as running:
-        (sidecar,) = running.sidecars
-        rows = [await running.kill(sidecar, number) for number in (signal.SIGKILL, signal.SIGTERM)]
-        rows += [await running.kill(part, signal.SIGKILL) for part in (*running.engines, running.redis)]
+        rows = [
+            await running.kill(part, number)
+            for part in (*running.sidecars, *running.engines, running.redis)
+            for number in (signal.SIGKILL, signal.SIGTERM)
+        ]
     _judged(rows)
 
 

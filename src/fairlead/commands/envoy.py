@@ -33,8 +33,15 @@ def envoy(
     from fairlead import gateway
     from fairlead.config import load
     from fairlead.errors import UserError
+    from fairlead.gateway import remembered
 
-    tree = gateway.bootstrap(load(config), admin_address=admin, mode=mode)
+    loaded = load(config)
+    tree = gateway.bootstrap(loaded, admin_address=admin, mode=mode)
+    try:
+        remembered.prepare(loaded)
+    except OSError as error:
+        where = f"gateway.remember: {loaded.gateway.remember} cannot be written here ({error.strerror})"
+        typer.echo(f"{where}; where Envoy runs, run this command or the sidecar before it", err=True)
     if validate:
         gateway.validate(tree)
     command = f"fairlead envoy --config {config.name}" + ("" if mode == "buffered" else f" --mode {mode}")

@@ -73,7 +73,8 @@ class DnsSource:
         if self._port is not None:
             return await _with_port(resolver, self._host, self._port)
         records, ttl_s = await _ask(resolver, self._host, dns.rdatatype.SRV)
-        hosts = sorted({(str(record.target).rstrip("."), int(record.port)) for record in records})
+        # Port 0 is none, as in the record that says "no such service" (RFC 2782).
+        hosts = sorted({(str(record.target).rstrip("."), int(record.port)) for record in records if record.port})
         each = await asyncio.gather(*(_with_port(resolver, host, port) for host, port in hosts))
         addresses = dict.fromkeys(address for found in each for address in found.addresses)
         return _Found(tuple(addresses), min([ttl_s, *(found.ttl_s for found in each)]))

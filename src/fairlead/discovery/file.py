@@ -10,20 +10,23 @@ list of endpoints, it is refused, and the last set stays until the next read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Final, Literal
 
 import msgspec
 import yaml
 
 from fairlead.addresses import host_and_port
-from fairlead.core.endpoint import Role
+from fairlead.core.endpoint import BY_ROOM, Role
 from fairlead.dialects import dialect_called
 from fairlead.discovery.source import DiscoveredEndpoint, EndpointSet, SourceStatus, UnusableError
 
 POLL_S: Final = 0.25
 _MOST_BYTES: Final = 16 << 20
+_DEEPEST: Final = 64
+_MOST_ENDPOINTS: Final = 10_000  # more is a mistake, and asking them all would slow down the requests of the others
 
 
 class FileSource:
@@ -61,19 +64,38 @@ def read_endpoints(path: Path) -> EndpointSet:
         raise UnusableError(f"{path} is longer than {_MOST_BYTES >> 20} MiB")
     try:
         entries = msgspec.json.decode(data)
+    except RecursionError:
+        raise _too_deep(path) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         entries = _from_yaml(path, data)
     if not isinstance(entries, list):
         raise UnusableError(f"{path} is not a list of endpoints; write [] for none")
+    if len(entries) > _MOST_ENDPOINTS:
+        raise UnusableError(f"{path} lists {len(entries)} endpoints; {_MOST_ENDPOINTS} at most are followed")
     return _endpoints(path, entries)
 
 
 def _from_yaml(path: Path, data: bytes) -> Any:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        _refuse_deep(path, yaml.parse(data, Loader=loader))
+        return yaml.load(data, Loader=loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         first_line = str(error).partition("\n")[0]
         raise UnusableError(f"{path} is neither JSON nor YAML: {first_line}") from None
+
+
+def _refuse_deep(path: Path, events: Iterable[yaml.Event]) -> None:
+    """PyYAML's loader in C recurses without a limit: half a million brackets end the process."""
+    depth = 0
+    for event in events:
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise _too_deep(path)
+
+
+def _too_deep(path: Path) -> UnusableError:
+    return UnusableError(f"{path} is nested too deep to be a list of endpoints")
 
 
 def _endpoints(path: Path, entries: list[Any]) -> EndpointSet:
@@ -99,7 +121,8 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     engine: str = ""
     region: str = ""
     role: Role = "both"
-    kv_connector: Literal["", "nixl", "proxy"] = ""
+    kv_connector: Literal["", "nixl", "proxy", "sglang"] = ""
+    bootstrap: str = ""
     labels: dict[str, str] = {}
     capability: str = ""
     draining: bool = False
@@ -110,6 +133,14 @@ def _endpoint(entry: object) -> DiscoveredEndpoint:
     host_and_port(read.address)
     if read.engine:
         dialect_called(read.engine)
+    if read.kv_connector == BY_ROOM and read.role == "both":
+        raise ValueError("role: is required with kv_connector sglang: write prefill or decode")
+    if read.bootstrap:
+        host_and_port(read.bootstrap)
+    elif read.kv_connector == BY_ROOM and read.role == "prefill":
+        raise ValueError(
+            "bootstrap: is required with kv_connector sglang and role prefill: its bootstrap server, HOST:PORT"
+        )
     return DiscoveredEndpoint(**msgspec.structs.asdict(read))
 
 
@@ -118,4 +149,6 @@ def _stamp(path: Path) -> tuple[int, int, int]:
         stat = path.stat()
     except OSError as error:
         raise UnusableError(f"{path} cannot be read ({error.strerror})") from None
+    if not S_ISREG(stat.st_mode):  # reading a pipe would wait for its writer, perhaps forever
+        raise UnusableError(f"{path} is not a file")
     return stat.st_mtime_ns, stat.st_size, stat.st_ino

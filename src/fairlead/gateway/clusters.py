@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fairlead.api.paths import MODELS
-from fairlead.config import Config, EndpointConfig
+from fairlead.config import Config
 from fairlead.dialects import dialect_called
 from fairlead.gateway.guard import models_of_blind_routes, name_the_model
+from fairlead.gateway.hosts import listed_hosts, lists_engines, present_hosts, remembered_hosts
 from fairlead.gateway.parts import (
     BLIND_CLUSTER,
     DESTINATION,
@@ -20,7 +23,7 @@ from fairlead.gateway.parts import (
     seconds,
     type_url,
 )
-from fairlead.gateway.reached import filters, metadata, sockets
+from fairlead.gateway.reached import filters, sockets
 
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _POLICIES = "envoy.extensions.load_balancing_policies"
@@ -34,44 +37,51 @@ CONNECT_TIMEOUT_MS = 1000
 
 def engines_cluster(config: Config) -> Part:
     """All engines: the sidecar's choice, or else the engine with the fewest requests."""
-    policy = {"policies": [{"typed_extension_config": _chosen_first(_least_requests())}]}
-    return _engines(config, ENGINES_CLUSTER, None, policy)
+    return _engines(config, ENGINES_CLUSTER, None, present_hosts(config, ENGINES_CLUSTER, None), advised=True)
 
 
 def blind_clusters(config: Config) -> list[Part]:
     """For requests without advice: each model's engines, each route's models, and any engine.
 
-    The first that has a healthy engine serves. Last come the engines that the configuration lists: an Envoy that starts
-    while the sidecar is away has no others.
+    The first that has a healthy engine serves. Last come the engines that the last sidecar knew, and those that the
+    configuration lists: an Envoy that starts while the sidecar is away has no others.
     """
-    policy = {"policies": [{"typed_extension_config": _least_requests()}]}
     models = models_of_blind_routes(config)
     own = {served[0]: name for name, served in models.items() if name.startswith("model:")}
-    clusters, firsts = [], {}
+    clusters: list[Part] = []
+    firsts: dict[str, str] = {}
+    lasts: dict[str, list[Part]] = {}
     for model, name in own.items():
-        firsts[model] = f"followed:{name}" if lists_engines(config, model) else name
-        clusters.append(_engines(config, firsts[model], model, policy, service=name))
-    lasts = {model: f"listed:{name}" for model, name in own.items() if lists_engines(config, model)}
-    clusters += [_engines(config, last, model, policy, listed=True) for model, last in lasts.items()]
+        lasts[model] = _last_resorts(config, name, model)
+        firsts[model] = f"followed:{name}" if lasts[model] else name
+        clusters.append(_engines(config, firsts[model], model, present_hosts(config, name, model)))
+    clusters += [last for of_model in lasts.values() for last in of_model]
     for name, served in models.items():
-        found = [firsts[model] for model in served] + [lasts[model] for model in served if model in lasts]
+        found = [firsts[model] for model in served]
+        found += [last["name"] for model in served for last in lasts[model]]
         if found != [name]:
             clusters.append(_first_healthy(config, name, found, [] if name in own.values() else name_the_model()))
-    if lists_engines(config):
-        clusters.append(_engines(config, "listed:engines", None, policy, listed=True))
-        clusters.append(_first_healthy(config, BLIND_CLUSTER, [ENGINES_CLUSTER, "listed:engines"], []))
+    if of_all := _last_resorts(config, ENGINES_CLUSTER, None):
+        found = [ENGINES_CLUSTER, *(last["name"] for last in of_all)]
+        clusters += [*of_all, _first_healthy(config, BLIND_CLUSTER, found, [])]
     return clusters
 
 
-def lists_engines(config: Config, model: str | None = None) -> bool:
-    """Whether the bootstrap can list engines, of `model` or any, that Envoy else has from the sidecar alone."""
-    listed = (each for each in answering(config) if model is None or each.model == model)
-    return config.gateway.endpoints == "eds" and any(listed)
+def has_last_resorts(config: Config) -> bool:
+    """Whether Envoy has engines of its own, besides those that the sidecar sends."""
+    return config.gateway.remember is not None or lists_engines(config, None)
 
 
-def answering(config: Config) -> list[EndpointConfig]:
-    """What Envoy may send a request to: not the endpoints that only compute prompts for others."""
-    return [each for each in config.pool.endpoints if each.role != "prefill"]
+def _last_resorts(config: Config, name: str, model: str | None) -> list[Part]:
+    """Of the cluster `name`: what an Envoy has that starts while the sidecar is away."""
+    found = []
+    if config.gateway.remember is not None:
+        hosts = remembered_hosts(Path(config.gateway.remember), name)
+        found.append(_engines(config, f"remembered:{name}", model, hosts))
+    if lists_engines(config, model):
+        own_name = f"listed:{name}"
+        found.append(_engines(config, own_name, model, listed_hosts(config, own_name, model)))
+    return found
 
 
 def _first_healthy(config: Config, name: str, clusters: list[str], naming: list[Part]) -> Part:
@@ -94,38 +104,6 @@ def _first_healthy(config: Config, name: str, clusters: list[str], naming: list[
     }
 
 
-def _listed(config: Config, name: str, model: str | None) -> Part:
-    """Where a cluster of engines has its hosts from: the list of the configuration."""
-    listed = [each for each in answering(config) if model is None or each.model == model]
-    addresses = [each.address for each in listed]
-    assignment = endpoints(name, addresses)
-    for each, host in zip(listed, assignment["endpoints"][0]["lb_endpoints"], strict=True):
-        host["metadata"] = {"filter_metadata": metadata(each.model, config.pool.access(each.model, each))}
-    if model is not None:
-        # By default, a model with only half of its engines healthy loses some of its requests to the next model.
-        assignment["policy"] = {"overprovisioning_factor": 100 * len(addresses)}
-    return {**discovery(addresses), "load_assignment": assignment}
-
-
-def _followed(service: str) -> Part:
-    """Where a cluster of engines has its hosts from: the sidecar, for as long as both live (`endpoint_discovery`).
-
-    Without a sidecar Envoy keeps the hosts that it had, and one that starts then has none until the sidecar is there.
-    `service` is the cluster's name to the sidecar.
-    """
-    back_off = {"base_interval": seconds(250), "max_interval": seconds(1000)}  # defaults: 0.5 and 30 s
-    sidecar = {"envoy_grpc": {"cluster_name": SIDECAR_CLUSTER, "retry_policy": {"retry_back_off": back_off}}}
-    source = {"api_type": "GRPC", "transport_api_version": "V3", "grpc_services": [sidecar]}
-    fetched = {
-        "resource_api_version": "V3",
-        "initial_fetch_timeout": seconds(1000),  # default 15 s, in which Envoy does not listen
-        "api_config_source": source,
-    }
-    # Without the last a host that was removed stays for as long as its health checks succeed.
-    followed = {"eds_config": fetched, "service_name": service}
-    return {"type": "EDS", "eds_cluster_config": followed, "ignore_health_on_host_removal": True}
-
-
 def _health_path(config: Config, model: str | None) -> str:
     """The page that the sidecar probes too. A cluster has one: for several kinds of engines it is what all answer."""
     engines = {each.engine for each in config.pool.endpoints if model is None or each.model == model}
@@ -133,19 +111,17 @@ def _health_path(config: Config, model: str | None) -> str:
     return paths.pop() if len(paths) == 1 and config.gateway.endpoints != "eds" else MODELS
 
 
-def _engines(
-    config: Config, name: str, model: str | None, policy: Part, *, service: str = "", listed: bool = False
-) -> Part:
-    """`model`: whose engines these are; None: all. `listed`: those of the configuration, whatever the sidecar knows."""
+def _engines(config: Config, name: str, model: str | None, hosts: Part, *, advised: bool = False) -> Part:
+    """`model`: whose engines these are; None: all. `hosts`: where they come from. `advised`: a sidecar may choose."""
     adding_keys = filters(config)
-    follows = config.gateway.endpoints == "eds" and not listed
+    policy = _chosen_first(_least_requests()) if advised else _least_requests()
     return {
         "name": name,
-        **(_followed(service or name) if follows else _listed(config, name, model)),
+        **hosts,
         **sockets(config),
         "connect_timeout": seconds(CONNECT_TIMEOUT_MS),
         "per_connection_buffer_limit_bytes": config.gateway.max_body_bytes,
-        "load_balancing_policy": policy,
+        "load_balancing_policy": {"policies": [{"typed_extension_config": policy}]},
         # Unhealthy engines are tried only when less than 1 % are healthy: none, in most pools. The default, 50 %, would
         # send requests to dead engines as soon as half the pool is down; Envoy rounds, and takes 0 as never.
         "common_lb_config": {"healthy_panic_threshold": {"value": 1}},

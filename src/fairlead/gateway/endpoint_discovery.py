@@ -7,6 +7,8 @@ each stream; what changes meanwhile goes with the next. Nothing here does I/O: a
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -27,7 +29,7 @@ from fairlead.gateway.reached import metadata
 SERVICE: Final = "envoy.service.endpoint.v3.EndpointDiscoveryService"
 STREAM_ENDPOINTS: Final = f"/{SERVICE}/StreamEndpoints"
 TYPE_URL: Final = type_url("envoy.config.endpoint.v3.ClusterLoadAssignment")
-PATIENCE_S: Final = 5.0  # for an answer to a push; after it, new endpoints are chosen without
+PATIENCE_S: Final = 5.0  # for an answer to a push, and for the first Envoy to come; after it requests do without
 _MOST_NAMES: Final = 4096  # that one stream may subscribe to
 
 log = structlog.get_logger("fairlead")
@@ -40,6 +42,7 @@ class Host(NamedTuple):
     model: str
     draining: bool = False
     access: Access = PLAIN
+    names: tuple[str, ...] = ()  # that it answers to besides its model's: adapters
 
 
 class Statistics(NamedTuple):
@@ -65,6 +68,8 @@ class EndpointDiscovery:
         self._number = 0
         self._pushes = self._acks = self._nacks = 0
         self._last_nack = ""
+        self._first_s: float | None = None  # when the first endpoints were published
+        self._followed = asyncio.Event()
 
     def statistics(self) -> Statistics:
         return Statistics(len(self._subscribers), self._pushes, self._acks, self._nacks, self._last_nack)
@@ -79,6 +84,7 @@ class EndpointDiscovery:
         if hosts == self._hosts:
             return
         self._hosts, self._assignments = hosts, _assignments(hosts)
+        self._first_s = self.clock_s() if self._first_s is None else self._first_s
         self._number += 1
         for subscriber in tuple(self._subscribers):
             subscriber.push()
@@ -89,6 +95,17 @@ class EndpointDiscovery:
         One that has just come counts from its first answer on, and one that owes an answer for long does not count.
         """
         return all(subscriber.knows(address) for subscriber in self._subscribers)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an Envoy that follows may not have the first endpoints yet: it knows those of the last sidecar."""
+        return self._first_s is not None and not self._followed.is_set() and self._left_s() > 0
+
+    async def followed(self) -> None:
+        """Wait until an Envoy has accepted the first endpoints, or has had the time for it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._left_s()):
+                await self._followed.wait()
 
     def subscriber(self, send: Callable[[bytes], None]) -> Subscriber:
         """One stream of an Envoy's, which gets what it shall know through `send`."""
@@ -113,14 +130,19 @@ class EndpointDiscovery:
     def pushed(self) -> None:
         self._pushes += 1
 
-    def accepted(self) -> None:
+    def accepted(self, names: Sequence[str]) -> None:
         self._acks += 1
+        if ENGINES_CLUSTER in names:
+            self._followed.set()
         self._changed()
 
     def refused(self, node: str, reason: str) -> None:
         self._nacks += 1
         self._last_nack = reason
         log.error("Envoy refuses the endpoints and keeps those that it had", envoy=node, reason=reason)
+
+    def _left_s(self) -> float:
+        return 0.0 if self._first_s is None else self._first_s + PATIENCE_S - self.clock_s()
 
     def ended(self, subscriber: Subscriber) -> None:
         if self._subscribers.pop(subscriber, self) is None:
@@ -195,7 +217,7 @@ class Subscriber:
             self._owner.refused(self._node, request.error_detail.message)
         else:
             self._accepted = self._sent_addresses
-            self._owner.accepted()
+            self._owner.accepted(self._names or ())
 
 
 class _StreamCall:
@@ -219,7 +241,8 @@ def _assignments(hosts: Sequence[Host]) -> dict[str, bytes]:
     """The resources by cluster: all engines, and those of each model."""
     by_model: dict[str, list[Host]] = {}
     for host in hosts:
-        by_model.setdefault(host.model, []).append(host)
+        for name in dict.fromkeys((host.model, *host.names)):
+            by_model.setdefault(name, []).append(host._replace(model=name))
     resources = {model_cluster(model): _assignment(model_cluster(model), of_it) for model, of_it in by_model.items()}
     return resources | {ENGINES_CLUSTER: _assignment(ENGINES_CLUSTER, hosts)}
 

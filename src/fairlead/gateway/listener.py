@@ -156,7 +156,7 @@ def _processor(config: Config, mode: Mode | None) -> Part:
     filter_config: Part = {
         "@type": type_url("envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor"),
         "stat_prefix": "fairlead",
-        "grpc_service": {"envoy_grpc": {"cluster_name": SIDECAR_CLUSTER}},
+        "grpc_service": {"envoy_grpc": {"cluster_name": SIDECAR_CLUSTER}, **_says_that_it_follows(config, mode)},
         "processing_mode": processing_mode,
         "failure_mode_allow": config.clients is None,  # without the sidecar nobody knows who may ask
         **({} if config.clients is None else {"status_on_error": {"code": "ServiceUnavailable"}}),
@@ -169,7 +169,19 @@ def _processor(config: Config, mode: Mode | None) -> Part:
     }
     if not full_duplex:  # Envoy ignores overrides in full duplex
         filter_config["allow_mode_override"] = True
-    return {"name": PROCESSOR, "typed_config": filter_config}
+        return {"name": PROCESSOR, "typed_config": filter_config}
+    # There the routes turn it on: an unreadable request has none, and Envoy's own answer to it then waits for nobody.
+    return {"name": PROCESSOR, "disabled": True, "typed_config": filter_config}
+
+
+def _says_that_it_follows(config: Config, mode: Mode | None) -> Part:
+    """A sidecar that is back gives an Envoy that follows no advice before it has the sidecar's endpoints.
+
+    Not in full duplex: there the body does not wait for the sidecar.
+    """
+    if config.gateway.endpoints != "eds" or mode == "full_duplex":
+        return {}
+    return {"initial_metadata": [{"key": headers.FOLLOWS.decode(), "value": "endpoints"}]}
 
 
 def _router() -> Part:

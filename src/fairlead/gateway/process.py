@@ -20,6 +20,7 @@ from fairlead.gateway.bootstrap import render
 from fairlead.processes import Assembly, Child, ChildError
 
 _POLL_S = 0.01
+_READY_WITHIN_S = 30.0  # tenths of a second on an idle machine; a laptop may be busy with a build
 
 
 def envoy_binary() -> Path:
@@ -55,7 +56,7 @@ class EnvoyProcess(Assembly):
         *,
         concurrency: int = 1,
         log_path: Path | None = None,
-        ready_within_s: float = 10.0,
+        ready_within_s: float = _READY_WITHIN_S,
         stop_within_s: float = 5.0,
     ) -> None:
         self._bootstrap = bootstrap
@@ -118,7 +119,7 @@ class EnvoyProcess(Assembly):
         return self._child
 
 
-async def until_advised(base_url: str, within_s: float = 10.0) -> None:
+async def until_advised(base_url: str, within_s: float = _READY_WITHIN_S) -> None:
     """Wait until Envoy at `base_url` asks the sidecar, and has an engine that it finds healthy. Raises UserError."""
     missing = "the sidecar"
     try:

@@ -11,7 +11,7 @@ from typing import Final
 from fairlead.api import headers
 from fairlead.config import Config
 from fairlead.gateway import paths
-from fairlead.gateway.clusters import lists_engines
+from fairlead.gateway.clusters import has_last_resorts
 from fairlead.gateway.guard import (
     CLUSTER_HEADER,
     EVENTS_HEADER,
@@ -19,7 +19,15 @@ from fairlead.gateway.guard import (
     models_of_blind_routes,
     no_guard,
 )
-from fairlead.gateway.parts import BLIND_CLUSTER, DESTINATION, ENGINES_CLUSTER, Mode, Part, seconds, type_url
+from fairlead.gateway.parts import (
+    BLIND_CLUSTER,
+    DESTINATION,
+    ENGINES_CLUSTER,
+    Mode,
+    Part,
+    seconds,
+    type_url,
+)
 from fairlead.gateway.replies import envelope
 
 # A long answer that is not streamed sends nothing for minutes; a stream may pause while an engine is busy.
@@ -56,42 +64,57 @@ def routes(config: Config, mode: Mode) -> Part:
                     EVENTS_HEADER,
                     *([headers.PREFILLED.decode()] if splits(config) else []),
                 ],
+                **(_turned_on(PROCESSOR) if mode == "full_duplex" else {}),
                 "routes": _routes(config, mode),
             }
         ],
     }
 
 
+def _turned_on(name: str) -> Part:
+    """For a filter of the listener that is off unless a route says otherwise."""
+    enabled = {"@type": type_url("envoy.config.route.v3.FilterConfig"), "config": {}}
+    return {"typed_per_filter_config": {name: enabled}}
+
+
 def _routes(config: Config, mode: Mode) -> list[Part]:
     allowed = paths.allowed(config.gateway.paths)
     chosen = {"name": DESTINATION, "present_match": True}
+    to_any = BLIND_CLUSTER if has_last_resorts(config) else ENGINES_CLUSTER
     # In full duplex a body with trailers is sent again in full by each retry, after what the engine already has.
     down_the_list = _retry_down_the_list(0 if mode == "full_duplex" else config.gateway.fallbacks)
     others = MOST_BLIND_RETRIES if config.gateway.endpoints == "eds" else len(config.pool.endpoints) - 1
     elsewhere = _retry_elsewhere(min(others, MOST_BLIND_RETRIES))
-    read = _to_engines("chosen", _match(paths.read_by_the_sidecar(), chosen, *_WITH_A_BODY), down_the_list)
+    # Never to an aggregate cluster: in Envoy 1.40 the sidecar's list is lost there, and any engine gets the request.
+    read = _to_engines(
+        "chosen", _match(paths.read_by_the_sidecar(), chosen, *_WITH_A_BODY), down_the_list, ENGINES_CLUSTER
+    )
     read["typed_per_filter_config"] = no_guard()
     found = [_nowhere("two readings", _match(paths.TWO_READINGS))]
     if config.cascades():
         streamed = _match(paths.read_by_the_sidecar(), {"name": EVENTS_HEADER, "present_match": True}, *_WITH_A_BODY)
-        found.append(_to_engines("chosen, a cascade as a stream", streamed, down_the_list))
+        found.append(_to_engines("chosen, a cascade as a stream", streamed, down_the_list, ENGINES_CLUSTER))
         found[-1]["typed_per_filter_config"] = no_guard() | makes_events()
     if splits(config):
-        by_another = {"name": headers.PREFILLED.decode(), "present_match": True}
+        name = headers.PREFILLED.decode()
+        else_alone = {"name": name, "string_match": {"exact": headers.ELSE_ALONE.decode()}}
+        halves = _match(paths.read_by_the_sidecar(), else_alone, *_WITH_A_BODY)
+        found.append(_to_engines("chosen, both halves or else alone", halves, down_the_list, ENGINES_CLUSTER))
+        found[-1]["typed_per_filter_config"] = no_guard()
+        by_another = {"name": name, "present_match": True}
         prefilled = _match(paths.read_by_the_sidecar(), by_another, *_WITH_A_BODY)
-        found.append(_to_engines("chosen, prefilled elsewhere", prefilled, _retry_unsent(config.gateway.fallbacks)))
+        retry = _retry_unsent(config.gateway.fallbacks)
+        found.append(_to_engines("chosen, prefilled elsewhere", prefilled, retry, ENGINES_CLUSTER))
         found[-1]["typed_per_filter_config"] = no_guard()
     found.append(read)
-    found.append(_to_engines("chosen, unread", _match(allowed, chosen), down_the_list))
+    found.append(_to_engines("chosen, unread", _match(allowed, chosen), down_the_list, ENGINES_CLUSTER))
     if models_of_blind_routes(config):
         of_a_model = {"name": CLUSTER_HEADER, "string_match": {"prefix": "model:"}}
         of_a_route = {"name": CLUSTER_HEADER, "string_match": {"prefix": "route:"}}
-        found.append(_to_engines("blind, of a model", _match(allowed, of_a_model), elsewhere, by_header=True))
+        found.append(_to_engines("blind, of a model", _match(allowed, of_a_model), elsewhere))
         next_model = _retry_at_the_next_model()
-        found.append(_to_engines("blind, of a route", _match(allowed, of_a_route), next_model, by_header=True))
-    found.append(_to_engines("blind", _match(allowed), elsewhere))
-    if lists_engines(config):
-        found[-1]["route"]["cluster"] = BLIND_CLUSTER
+        found.append(_to_engines("blind, of a route", _match(allowed, of_a_route), next_model))
+    found.append(_to_engines("blind", _match(allowed), elsewhere, to_any))
     found.append(_nowhere("not allowed", {"prefix": "/"}))
     return found
 
@@ -106,8 +129,9 @@ def _match(path: str, *of_headers: Part) -> Part:
     return match | {"headers": list(of_headers)} if of_headers else match
 
 
-def _to_engines(name: str, match: Part, retry_policy: Part | None, *, by_header: bool = False) -> Part:
-    action: Part = {"cluster_header": CLUSTER_HEADER} if by_header else {"cluster": ENGINES_CLUSTER}
+def _to_engines(name: str, match: Part, retry_policy: Part | None, cluster: str | None = None) -> Part:
+    """`cluster`: None for the one that a header names."""
+    action: Part = {"cluster_header": CLUSTER_HEADER} if cluster is None else {"cluster": cluster}
     action["timeout"] = "0s"  # the default of 15 s would end most long answers
     action["idle_timeout"] = seconds(ENGINE_SILENCE_MS)
     if retry_policy is not None:

@@ -34,6 +34,7 @@ from fairlead.extproc.waiting_room import WaitingRoom
 from fairlead.migration.mover import Mover
 from fairlead.policies import build_policy
 from fairlead.redis import open_store
+from fairlead.redis.password import StorePassword
 from fairlead.tracing import open_tracer
 
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -61,6 +62,7 @@ def build(config: Config, folder: Path) -> Services:
     rates, admission = RateLimits(), Admission(router)
     store = open_store(
         sessions.store,
+        StorePassword(sessions.store_password_path(folder)),
         table=router.sessions,
         endpoints=lambda: router.pool.endpoints,
         apply=peers_report,

@@ -7,13 +7,24 @@ from typing import Final
 import structlog
 
 from fairlead.core.endpoint import MOST_PASSED_OVER
-from fairlead.core.health import UNCONFIRMED, UNKNOWN_TO_ENVOY
+from fairlead.core.health import DRAINING, UNCONFIRMED, UNKNOWN_TO_ENVOY
+from fairlead.core.pool import Pool
 from fairlead.extproc.services import Services
+from fairlead.gateway import Host
 
 _FIRST_PAUSE_S: Final = 1.0  # before an endpoint that was passed over may be chosen again, once
 _LONGEST_PAUSE_S: Final = 60.0
 
 log = structlog.get_logger("fairlead")
+
+
+def hosts_of(pool: Pool) -> list[Host]:
+    """What Envoy is to know: all but those that only compute prompts for others."""
+    return [
+        Host(e.address, e.model, DRAINING in e.health.withheld, e.spec.access, e.identity.models)
+        for e in pool.endpoints
+        if e.spec.role != "prefill"
+    ]
 
 
 def withhold_unconfirmed(services: Services) -> None:

@@ -16,7 +16,6 @@ import structlog
 from fairlead.cascade.load_judges import load_judges
 from fairlead.cascade.samples import SampleFile
 from fairlead.config import ANY_ROUTE, Config, Migration
-from fairlead.core.health import DRAINING
 from fairlead.core.migration import NOTHING_IS_HOT, Rules
 from fairlead.core.pool import Pool
 from fairlead.core.task_rules import TaskRules
@@ -29,12 +28,12 @@ from fairlead.errors import UserError
 from fairlead.extproc.client_keys import ClientKeys
 from fairlead.extproc.reuse import ReuseRule
 from fairlead.extproc.services import Services
-from fairlead.gateway import EndpointDiscovery, Host
+from fairlead.gateway import EndpointDiscovery
 from fairlead.policies import build_policy
 from fairlead.serving.access import check_access
 from fairlead.serving.admission import MOST_LEVELS, bounded, longest_wait_s, naming_of, rate_rules_of, rules_of
 from fairlead.serving.build import most_held_bytes, url_of_gateway
-from fairlead.serving.confirmed import withhold_unconfirmed
+from fairlead.serving.confirmed import hosts_of, withhold_unconfirmed
 from fairlead.serving.membership import Member, Membership
 from fairlead.serving.pool import has_names, make_pool, resolved
 from fairlead.serving.tuning import tuner_of
@@ -188,11 +187,7 @@ class InForce:
         services.pool_is_known |= self._membership.is_known and config.discovery.is_used
         if services.pool_is_known:
             self.known.set()
-            services.envoys.publish(
-                Host(e.address, e.model, DRAINING in e.health.withheld, e.spec.access)
-                for e in pool.endpoints
-                if e.spec.role != "prefill"
-            )
+            services.envoys.publish(hosts_of(pool))
         withhold_unconfirmed(services)
         found = services.discovery.rules()
         objectives = bounded(found.priorities)
@@ -203,7 +198,8 @@ class InForce:
         rules = rules_of(config.admission, objectives)
         services.waiting.use(rules, naming_of(config, objectives), longest_wait_s(rules))
         services.rates.use(rate_rules_of(config.rate_limits), services.clock_s())
-        services.mover.bootstraps = services.prefills.bootstraps = _bootstraps(config, pool)
+        bootstraps = {e.address: e.spec.kv_bootstrap for e in pool.endpoints if e.spec.kv_bootstrap}
+        services.mover.bootstraps = services.prefills.bootstraps = bootstraps
         services.prefills.accesses = {endpoint.address: endpoint.spec.access for endpoint in pool.endpoints}
         services.learner.forget_all_but(pool.endpoints)
         services.learner.apply(pool.endpoints)
@@ -231,11 +227,6 @@ def _deadlines(migration: Migration | None) -> Deadlines:
     if migration is None:
         return Deadlines()
     return Deadlines(export_s=migration.export_s, import_s=migration.import_s)
-
-
-def _bootstraps(config: Config, pool: Pool) -> Mapping[str, str]:
-    configured = zip(config.pool.endpoints, pool.endpoints, strict=False)  # after them those that were discovered
-    return {e.address: c.kv_transfer.bootstrap for c, e in configured if c.kv_transfer and c.kv_transfer.bootstrap}
 
 
 def _kv_bytes_per_token(config: Config) -> Mapping[str, int]:

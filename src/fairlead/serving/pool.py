@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -13,7 +13,7 @@ import structlog
 from fairlead.addresses import host_and_port, is_ip
 from fairlead.config import Config, ConfigError, KvTransfer, ModelConfig
 from fairlead.core.capability import NEUTRAL, Capability, CapabilityFile, parse_capability_file
-from fairlead.core.endpoint import Endpoint, EndpointSpec
+from fairlead.core.endpoint import NO_CAPABILITIES, Endpoint, EndpointSpec
 from fairlead.core.health import DRAINING, LEAVING
 from fairlead.core.pool import Pool
 from fairlead.core.splits import NO_REWRITES, Rewrites
@@ -44,6 +44,7 @@ def make_pool(
     """
     mistakes: list[UserError] = []
     capabilities = _capabilities(config, folder, mistakes)
+    of_adapters = _capabilities_of_adapters(config, folder, mistakes)
     if addresses is None:
         addresses = _addresses(config, mistakes)
     if mistakes:
@@ -58,15 +59,17 @@ def make_pool(
             decode_ms_per_token=model.decode_ms_per_token,
             max_model_len=model.max_model_len,
             capability=capabilities[configured.model],
+            capabilities=of_adapters.get(configured.model, NO_CAPABILITIES),
             region=configured.region,
             engine=configured.engine,
             kv_connector=transfer.connector if transfer is not None else "",
+            kv_bootstrap=(transfer.bootstrap or "") if transfer is not None else "",
             role=configured.role,
             transfer_ms_per_token=_transfer_ms_per_token(model, transfer),
             access=config.pool.access(configured.model, configured),
         )
         specs.append(spec)
-    specs += _discovered(config, folder, members, capabilities, set(addresses))
+    specs += _discovered(config, folder, members, capabilities, of_adapters, set(addresses))
     stay = current.by_address if current is not None else {}
     endpoints = [_kept(stay.get(spec.address), spec) for spec in specs]
     at_work = {endpoint.model for endpoint in stay.values() if endpoint.answered_s > -inf}
@@ -93,7 +96,12 @@ def _names_of(rewrites: Rewrites, endpoints: Iterable[Endpoint]) -> dict[str, tu
 
 
 def _discovered(
-    config: Config, folder: Path, members: Iterable[Member], capabilities: dict[str, Capability], listed: set[str]
+    config: Config,
+    folder: Path,
+    members: Iterable[Member],
+    capabilities: dict[str, Capability],
+    of_adapters: Mapping[str, Mapping[str, Capability]],
+    listed: set[str],
 ) -> Iterable[EndpointSpec]:
     """`listed` are the addresses that the configuration has: its own entries count for these."""
     files: dict[str, CapabilityFile] = {}
@@ -118,9 +126,11 @@ def _discovered(
             decode_ms_per_token=model.decode_ms_per_token,
             max_model_len=min(lengths, default=None),
             capability=capabilities[key],
+            capabilities=of_adapters.get(name, NO_CAPABILITIES),
             region=found.region,
             engine=found.engine or member.serves.engine,
             kv_connector=found.kv_connector,
+            kv_bootstrap=found.bootstrap,
             role=found.role,
             transfer_ms_per_token=_transfer_ms_per_token(model, None),
             access=config.pool.access(name),
@@ -189,6 +199,23 @@ def _capabilities(config: Config, folder: Path, mistakes: list[UserError]) -> di
     for model in dict.fromkeys(endpoint.model for endpoint in config.pool.endpoints):
         try:
             known[model] = _with_tasks(config, model, config.model(model).capability, folder, files)
+        except UserError as error:
+            mistakes.append(error)
+    return known
+
+
+def _capabilities_of_adapters(
+    config: Config, folder: Path, mistakes: list[UserError]
+) -> dict[str, dict[str, Capability]]:
+    """Of adapters that have a file of their own, by their model and their name; mistakes are added to `mistakes`."""
+    files: dict[str, CapabilityFile] = {}
+    known: dict[str, dict[str, Capability]] = {}
+    for adapter, model in config.pool.adapters().items():
+        file = config.model(adapter).capability
+        if file is None:
+            continue
+        try:
+            known.setdefault(model, {})[adapter] = _with_tasks(config, adapter, file, folder, files)
         except UserError as error:
             mistakes.append(error)
     return known

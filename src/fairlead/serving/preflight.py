@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fairlead import decision_log, gateway, redis, tracing
 from fairlead.addresses import host_and_port
+from fairlead.admin.token import AdminToken
 from fairlead.cascade.load_judges import load_functions
 from fairlead.config import Config, ConfigError
 from fairlead.core.pool import Pool
@@ -21,6 +22,7 @@ from fairlead.discovery.kubernetes.source import access_of
 from fairlead.engines import kv_following
 from fairlead.errors import UserError
 from fairlead.extproc.client_keys import ClientKeys
+from fairlead.redis.password import StorePassword
 from fairlead.serving.access import check_access
 from fairlead.serving.pool import make_pool, resolve
 
@@ -52,17 +54,24 @@ def _checks(config: Config, folder: Path) -> Iterator[Callable[[], object]]:
     yield partial(check_access, config)
     if config.clients is not None:
         yield partial(ClientKeys().use, folder / config.clients.keys)
+    yield AdminToken(config.listen.admin_token_path(folder)).check
     if config.sessions.store != "memory":
         yield redis.require_library
+        yield StorePassword(config.sessions.store_password_path(folder)).read
     cluster = config.discovery.kubernetes
     if cluster is not None and cluster.kubeconfig is not None:  # a pod's own credentials are known in the pod alone
         yield partial(access_of, cluster, folder)
     if config.decisions is not None:
         yield decision_log.require_library
-        path = folder / config.decisions.path
-        yield partial(_writable, path, "decisions.path", made=True)
+        key, path = decision_log.files_of(config.decisions, folder)
+        yield partial(_writable, path, key, made=True)
+    if config.gateway.remember is not None:
+        yield partial(_writable, Path(config.gateway.remember), "gateway.remember", made=True)
     if config.tracing is not None:
         yield tracing.require_library
+    tls = config.listen.tls_files(folder)
+    if tls is not None:
+        yield tls.load
     yield partial(_is_ours, config.listen.grpc, "listen.grpc")
     yield partial(_is_ours, config.listen.admin, "listen.admin")
     yield partial(gateway.bootstrap, config)

@@ -17,14 +17,17 @@ from aiohttp import web
 
 from fairlead.addresses import host_and_port
 from fairlead.admin.app import admin_app
+from fairlead.admin.token import AdminToken
 from fairlead.config import Config, Listen, load
 from fairlead.errors import UserError
 from fairlead.extproc.server import ProcessorServer, processor_server
 from fairlead.serving.build import build
 from fairlead.serving.in_force import InForce
 from fairlead.serving.learned_file import LearnedFile
+from fairlead.serving.loop_delay import watch_loop
 from fairlead.serving.memory import spare_from_collection
 from fairlead.serving.reload import Reloading
+from fairlead.serving.remembering import RememberedPool
 from fairlead.serving.tend import report_faults, tend
 
 log = structlog.get_logger("fairlead")
@@ -72,16 +75,21 @@ class Sidecar:
         self._at_end("store", services.store.stop)
         services.store.start()
         self._at_end("mover", services.mover.stop)
+        self._at_end("prefills", services.prefills.stop)
         if (reader := services.reader) is not None:
             self._at_end("body reader", lambda: asyncio.to_thread(reader.stop))
             reader.start()
         self._alongside("faults", report_faults(services))
         self._alongside("upkeep", tend(services))
+        self._alongside("loop delay", watch_loop(services.loop_delays_s))
         await services.cascades.escalation.open()
         self._at_end("cascades", services.cascades.escalation.close)
         await self.in_force.apply(config)
         self._alongside("discovery", self.in_force.follow())
         self._alongside("names", self.in_force.follow_names())
+        pool_for_envoy = RememberedPool(services)
+        self._at_end("pool for Envoy", pool_for_envoy.save)
+        self._alongside("pool for Envoy", pool_for_envoy.keep())
         learned = LearnedFile(services, self._folder)
         learned.load()
         self._at_end("learned constants", learned.save)
@@ -94,7 +102,12 @@ class Sidecar:
     async def _open_admin_port(self, config: Config) -> None:
         address = config.listen.admin
         host, port = host_and_port(address)
-        app = admin_app(self.services, (host, *config.listen.admin_hosts))
+        token = AdminToken(config.listen.admin_token_path(self._folder))
+        try:
+            token.check()
+        except UserError as error:
+            raise config.located(error) from None
+        app = admin_app(self.services, (host, *config.listen.admin_hosts), token)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         self._at_end("admin port", runner.cleanup)

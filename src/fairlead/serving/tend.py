@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import structlog
@@ -12,7 +12,7 @@ import structlog
 from fairlead.discovery.following import FailureLog
 from fairlead.errors import UserError
 from fairlead.extproc.services import Services
-from fairlead.serving.confirmed import Unserved, withhold_unconfirmed
+from fairlead.serving.confirmed import Unserved, hosts_of, withhold_unconfirmed
 from fairlead.serving.memory import MemoryReturn
 from fairlead.serving.tuning import TrialLog
 
@@ -27,12 +27,16 @@ async def tend(services: Services) -> None:
     trials, sources, unserved = TrialLog(), FailureLog(services.discovery), Unserved(services)
     memory = MemoryReturn()
 
-    def once() -> None:
+    def once() -> Iterator[None]:
         router = services.router
-        router.pool = router.pool.renewed()
+        if (renewed := router.pool.renewed()) is not router.pool:
+            router.pool = renewed
+            if services.pool_is_known:
+                services.envoys.publish(hosts_of(renewed))
         router.sessions.expire(services.clock_s())
         router.trim(services.clock_s())
-        services.learner.settle(router.pool)
+        yield
+        yield from services.learner.settling(lambda: router.pool)
         services.kv_following.restarted(router.pool.endpoints)
         _read_keys(services)
         trials.log_new(router)
@@ -86,11 +90,15 @@ class FaultLog:
             self._logged[stage] = failures
 
 
-async def _every(seconds: float, once: Callable[[], None], services: Services) -> None:
-    """Call `once` every `seconds`; an exception in it is counted, and the next call still happens."""
+async def _every(seconds: float, once: Callable[[], Iterator[None] | None], services: Services) -> None:
+    """Call `once` every `seconds`; an exception in it is counted, and the next call still happens.
+
+    Where it is a generator, requests are served wherever it yields.
+    """
     while True:
         await asyncio.sleep(seconds)
         try:
-            once()
+            for _ in once() or ():
+                await asyncio.sleep(0)
         except Exception:
             services.recorder.background_failed(traceback.format_exc(limit=-8))

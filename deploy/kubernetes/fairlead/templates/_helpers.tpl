@@ -45,6 +45,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if include "fairlead.isStandalone" . -}}
 {{- $_ := set $listen "grpc" "unix:/run/fairlead/fairlead.sock" -}}
 {{- $_ := set $gateway "listen" "0.0.0.0:8080" -}}
+{{- if ne (dig "gateway" "endpoints" "eds" .Values.config) "static" -}}
+{{- $_ := set $gateway "remember" "/run/fairlead/pool" -}}
+{{- end -}}
 {{- if .Values.modelServers.service -}}
 {{- $_ := set $found "service" .Values.modelServers.service -}}
 {{- else -}}

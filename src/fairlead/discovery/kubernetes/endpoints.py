@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from fairlead.core.endpoint import BY_PROXY, Role
+from fairlead.core.endpoint import BY_PROXY, BY_ROOM, Role
 from fairlead.dialects import DIALECTS
 from fairlead.discovery.kubernetes.objects import EndpointSlice, Pod, SlicePort
 from fairlead.discovery.source import DiscoveredEndpoint, EndpointSet
@@ -20,11 +20,13 @@ ENGINE: Final = ("fairlead/engine", "llm-d.ai/engine-type", "inference.networkin
 REGION: Final = ("fairlead/region", "topology.kubernetes.io/region")
 ROLE: Final = ("fairlead/role", "llm-d.ai/role")
 KV_CONNECTOR: Final = ("fairlead/kv-connector",)
+BOOTSTRAP_PORT: Final = ("fairlead/bootstrap-port",)
 CAPABILITY: Final = ("fairlead/capability",)
 ACTIVE_PORTS: Final = ("fairlead/active-ports", "llm-d.ai/active-ports")
 
 _ROLES: Final[Mapping[str, Role]] = {"prefill": "prefill", "decode": "decode"}  # any other does both
 _CONNECTORS: Final = ("nixl", "proxy")
+_BOOTSTRAP_PORT: Final = "8998"  # SGLang's default
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
@@ -56,6 +58,8 @@ def of_pods(pods: Iterable[Pod], ports: Sequence[int]) -> Iterable[tuple[Discove
         said = {**(metadata.labels or {}), **(metadata.annotations or {})}
         engine = _first(said, ENGINE)
         role = _ROLES.get(_first(said, ROLE), "both")
+        connector = _connector(said, role)
+        meets = connector == BY_ROOM and role == "prefill"
         active = {part.strip() for part in _first(said, ACTIVE_PORTS).split(",")} - {""}
         for rank, port in enumerate(ports):
             if active and str(port) not in active:
@@ -66,7 +70,8 @@ def of_pods(pods: Iterable[Pod], ports: Sequence[int]) -> Iterable[tuple[Discove
                 engine=engine if engine in DIALECTS else "",  # the engine itself is asked
                 region=_first(said, REGION),
                 role=role,
-                kv_connector=_connector(said, role),
+                kv_connector=connector,
+                bootstrap=_address(status.pod_ip, _bootstrap_port(said)) if meets else "",
                 labels={"pod": metadata.name} | ({"rank": str(rank)} if len(ports) > 1 else {}),
                 capability=_file(_first(said, CAPABILITY)),
                 draining=not takes,
@@ -106,7 +111,14 @@ def _first(said: Mapping[str, str], names: Iterable[str]) -> str:
 def _connector(said: Mapping[str, str], role: Role) -> str:
     """By default that of llm-d's pods with a role: the engine's proxy asks the one that computes the prompt."""
     named = _first(said, KV_CONNECTOR)
+    if named == BY_ROOM and role != "both":
+        return named
     return named if named in _CONNECTORS else "" if role == "both" else BY_PROXY
+
+
+def _bootstrap_port(said: Mapping[str, str]) -> int:
+    named = _first(said, BOOTSTRAP_PORT)
+    return int(named if named.isdecimal() and 0 < int(named[:6]) < 1 << 16 else _BOOTSTRAP_PORT)
 
 
 def _file(name: str) -> str:
