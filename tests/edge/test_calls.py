@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -383,3 +385,22 @@ def test_what_waits_to_be_written_can_be_taken_in_its_pieces() -> None:
         taken.append(take(server.peer.connection))
         assert server.peer.connection.output_pieces == 0
     assert taken[0] == taken[1]
+
+
+def test_what_a_receiver_holds_is_free_once_its_call_is_over_without_a_garbage_collection() -> None:
+    made: list[weakref.ref[Echo]] = []
+
+    def make(call: Call) -> Echo:
+        receiver = Echo(call, [])
+        made.append(weakref.ref(receiver))
+        return receiver
+
+    server = Server({PATH: Method(make)})
+    gc.disable()
+    try:
+        server.say(headers(1), data(1, message(b"x")))
+        assert made[0]() is not None
+        server.say(data(1, ends=True))
+        assert made[0]() is None
+    finally:
+        gc.enable()

@@ -37,22 +37,32 @@ def count(message: bytes, call: Call) -> Callable[[], None]:
 
 
 class Left:
-    """Counts its calls that are over, and never answers."""
+    """Reports that a call has come and that it is over, and never answers."""
 
     def __init__(self) -> None:
+        self.come = asyncio.Event()
         self.over = asyncio.Event()
 
     def method(self) -> Method:
         return Method(lambda _: self)
 
-    def message(self, message: bytes) -> None:
-        pass
+    def message(self, message: bytes) -> None:  # noqa: ARG002
+        self.come.set()
 
     def half_closed(self) -> None:
         pass
 
     def closed(self) -> None:
         self.over.set()
+
+    async def until_come(self) -> None:
+        """Wait for a message of a call: what the client has written may not be read yet."""
+        async with asyncio.timeout(60):
+            await self.come.wait()
+
+    async def until_over(self) -> None:
+        async with asyncio.timeout(60):
+            await self.over.wait()
 
 
 @pytest.fixture
@@ -163,11 +173,11 @@ async def test_compression_is_refused_by_name(start: Start) -> None:
 async def test_a_deadline_ends_the_call_on_both_sides(start: Start, left: Left) -> None:
     _, address = await start()
     async with channel(address) as client:
+        await client.channel_ready()  # to connect takes its part of the deadline
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await client.unary_unary("/test/Silent")(b"x", timeout=0.2)
+            await client.unary_unary("/test/Silent")(b"x", timeout=1)
         assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        async with asyncio.timeout(60):
-            await left.over.wait()
+        await left.until_over()
 
 
 async def test_a_cancellation_reaches_the_method(start: Start, left: Left) -> None:
@@ -175,9 +185,9 @@ async def test_a_cancellation_reaches_the_method(start: Start, left: Left) -> No
     async with channel(address) as client:
         call: Any = client.stream_stream("/test/Silent")()
         await call.write(b"x")
+        await left.until_come()
         call.cancel()
-        async with asyncio.timeout(60):
-            await left.over.wait()
+        await left.until_over()
 
 
 async def test_a_client_that_vanishes_ends_its_calls(start: Start, left: Left) -> None:
@@ -185,9 +195,9 @@ async def test_a_client_that_vanishes_ends_its_calls(start: Start, left: Left) -
     client = channel(address)
     call: Any = client.stream_stream("/test/Silent")()
     await call.write(b"x")
+    await left.until_come()
     await client.close()
-    async with asyncio.timeout(60):
-        await left.over.wait()
+    await left.until_over()
 
 
 async def test_health_is_told_by_name(start: Start) -> None:
@@ -236,9 +246,9 @@ async def test_what_runs_longer_than_the_grace_is_cut_off(start: Start, left: Le
     async with channel(address) as client:
         call: Any = client.stream_stream("/test/Silent")()
         await call.write(b"x")
+        await left.until_come()
         await asyncio.wait_for(server.drain(0.1), 60)
-        async with asyncio.timeout(60):
-            await left.over.wait()
+        await left.until_over()
         call.cancel()
 
 

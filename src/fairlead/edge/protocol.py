@@ -176,5 +176,9 @@ class EdgeProtocol(asyncio.Protocol):
             transport.close()
             return
         self._lingering_bytes = _LINGERING_BYTES
-        transport.write_eof()
+        try:
+            transport.write_eof()
+        except OSError:  # asyncio's own loop raises where the peer has gone; uvloop reports the connection as lost
+            transport.abort()
+            return
         self._loop.call_later(_LINGERING_S, self.abort)

@@ -95,9 +95,8 @@ def _load_self_signed(context: ssl.SSLContext) -> None:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
-        raise UserError(
-            f"listen.tls.self_signed needs a library that makes certificates; {how_to_install('tls')}"
-        ) from None
+        message = f"needs cryptography, which is not installed; {how_to_install('tls')}"
+        raise UserError(f"listen.tls.self_signed: {message}") from None
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fairlead")])
     now = datetime.now(UTC)

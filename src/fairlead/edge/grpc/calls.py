@@ -124,14 +124,20 @@ class Call:
             calls.wake()
 
     def _over(self) -> None:
-        """Nothing more is sent or received: notify the receiver, once."""
+        """Nothing more is sent or received: notify the receiver, once.
+
+        Receiver and call name each other. What the receiver holds, a body of 32 MB at times, must not wait for the
+        garbage collector to find that out.
+        """
         self._stream.app = None
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._reader is not None:
-            self._reader.drop()
-        if self._receiver is not None:
-            self._calls.guarded(self._receiver.closed)
+        timer, reader, receiver = self._timer, self._reader, self._receiver
+        self._timer = self._reader = self._receiver = None
+        if timer is not None:
+            timer.cancel()
+        if reader is not None:
+            reader.drop()
+        if receiver is not None:
+            self._calls.guarded(receiver.closed)
 
 
 class Calls:
