@@ -102,6 +102,15 @@ async def test_a_file_that_cannot_be_written_is_counted_and_the_log_goes_on(faul
     assert (full.counts["failed"], full.counts["written"], heights) == (5, 7, [0, 7])
 
 
+async def test_a_scrape_in_the_middle_of_a_write_counts_no_failure_that_is_taken_back() -> None:
+    """Prometheus takes a counter that falls for a restart, and all that it had counted for new failures."""
+    seen: list[int] = []
+    healthy = DecisionLog(lambda _: seen.append(healthy.counts["failed"]), sample=1.0, models=lambda: MODELS)
+    add(healthy, Pool(), 5)
+    await healthy.stop()
+    assert (seen, healthy.counts["failed"], healthy.counts["written"]) == ([0], 0, 5)
+
+
 def test_the_oldest_files_go_when_there_are_too_many_bytes(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"decisions-2026010{number}.parquet").write_bytes(b"x" * 100)

@@ -13,15 +13,17 @@ from fairlead.client import Retry, ask_async
 from fairlead.tools.decisions import read_decisions
 from fairlead.tools.fit.judged import judged
 from fairlead.tools.replay.traces import read_trace
+from tests.decision_log.object_store import KEY, ObjectStore
+from tests.decision_log.object_store import SECRET as STORE_SECRET
 from tests.stack.conftest import Stack, Start, engine
 
-SECRET = "the treasure lies under the third palm "
+TREASURE = "the treasure lies under the third palm "
 
 
 async def ask(pool: Stack, number: int, **headers: str) -> None:
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     answer = await pool.chat(
-        f"{SECRET * 200} {number}", headers=names, stream=True, stream_options={"include_usage": True}
+        f"{TREASURE * 200} {number}", headers=names, stream=True, stream_options={"include_usage": True}
     )
     assert answer.status == 200
 
@@ -95,6 +97,34 @@ async def test_the_clients_own_questions_are_judged_as_they_went(stack: Start) -
     assert list(found.attempts.select("model", "correct").iter_rows()) == truth
     assert found.inferred == 0
     assert {model for model, _ in truth} == {"small", "large"}
+
+
+async def test_while_an_object_store_is_away_requests_flow_and_rows_wait_for_it(
+    stack: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ObjectStore()
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
+    pool = await stack(engine("small"), decisions={"path": "s3://decisions/log", "spool": "spool"})
+    spool = pool.config_path.parent / "spool"
+    for number in range(3):
+        assert (await pool.chat(str(number), model="small")).status == 200
+    await pool.at_rest()
+    assert await pool.metric("fairlead_decision_log_uploads_total", outcome="uploaded") == 0
+    assert pool.stop_sidecar() == 0
+    assert len(list(spool.iterdir())) == 1, "nobody took it"
+
+    with store:
+        await pool.start_sidecar()
+
+        async def taken() -> bool:
+            return await pool.metric("fairlead_decision_log_uploads_total", outcome="uploaded") == 1
+
+        await pool.until(taken, "what was left is in the store")
+        assert read_decisions("s3://decisions/log").height == 3
+    assert pool.stop_sidecar() == 0
+    assert list(spool.iterdir()) == []
+    assert not [secret for secret in (KEY, STORE_SECRET) if secret in pool.log()]
 
 
 async def test_its_rows_are_counted(stack: Start) -> None:

@@ -1,11 +1,11 @@
 """Parquet files of a decision log: one for each batch of rows, written atomically, the oldest removed over a limit.
 
-Several sidecars may write to one folder.
+Several sidecars may write to one folder, or to one place in an object store.
 """
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,8 @@ from typing import Any, Final
 import polars as pl
 
 from fairlead.decision_log.columns import COLUMNS
+from fairlead.decision_log.location import ONE_TRY
+from fairlead.decision_log.uploads import UnreadableError
 
 PATTERN: Final = "decisions-*.parquet"
 _TYPES: Final[dict[str, Any]] = {
@@ -33,7 +35,8 @@ def write(folder: Path, rows: Sequence[tuple[Any, ...]]) -> int:
     """Write `rows` as one new file; its bytes. Raises OSError, and leaves nothing then."""
     folder.mkdir(parents=True, exist_ok=True)
     written = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
-    path = folder / f"decisions-{written}-{os.getpid()}.parquet"
+    # Drawn, because processes in containers all have the same number.
+    path = folder / f"decisions-{written}-{secrets.token_hex(4)}.parquet"
     unfinished = path.with_name(f".{path.name}")
     # Column by column, so that the event loop runs in between.
     columns = [
@@ -47,6 +50,16 @@ def write(folder: Path, rows: Sequence[tuple[Any, ...]]) -> int:
         unfinished.unlink(missing_ok=True)
         raise
     return path.stat().st_size
+
+
+def upload(file: Path, bucket: str) -> None:
+    """Put `file` under the same name into `bucket`. Raises UnreadableError, or what polars raises of the store."""
+    try:
+        rows = pl.read_parquet(file)
+    except pl.exceptions.PolarsError as error:
+        raise UnreadableError(str(error)) from None
+    # The same sources of credentials whether boto3 is installed or not.
+    rows.write_parquet(f"{bucket}/{file.name}", storage_options=ONE_TRY, credential_provider=None)
 
 
 def rotate(folder: Path, most_bytes: int) -> int:

@@ -19,6 +19,7 @@ import structlog
 from fairlead.core.facts import RequestFacts
 from fairlead.core.policy import Ended
 from fairlead.decision_log.columns import Anonymous
+from fairlead.decision_log.uploads import Uploads
 
 MOST_WAITING: Final = 4096  # requests
 MOST_WAITING_LINKS: Final = 1 << 20  # links of their prefix chains, some 40 MB
@@ -42,14 +43,17 @@ class DecisionLog:
         *,
         sample: float,
         models: Callable[[], Collection[str]],
+        uploads: Uploads | None = None,
     ) -> None:
         """`write` makes a file of rows, and raises where it cannot; it is called in a thread.
 
-        `sample` is the share of sessions that are logged in full; `models` are the pool's.
+        `sample` is the share of sessions that are logged in full; `models` are the pool's. `uploads` brings the files
+        elsewhere.
         """
         self._write_file = write
         self._sample = sample
         self._models = models
+        self.uploads = uploads
         self._anonymous = Anonymous()
         self._waiting: deque[tuple[Ended, float]] = deque()  # with Unix times
         self._waiting_links = 0
@@ -72,6 +76,8 @@ class DecisionLog:
     def start(self) -> None:
         """Begin to make rows and to write files, on the running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
+        if self.uploads is not None:
+            self.uploads.start()
 
     async def stop(self) -> None:
         """Write the rows that are left."""
@@ -82,6 +88,8 @@ class DecisionLog:
         self._take(len(self._waiting))
         if self._rows:
             await self._write()
+        if self.uploads is not None:
+            await self.uploads.stop()
 
     async def _run(self) -> None:
         """Take what is queued, and write a file each minute, or sooner if there are many rows. Runs until cancelled."""
@@ -116,20 +124,21 @@ class DecisionLog:
 
     async def _write(self) -> None:
         rows, self._rows = self._rows, []
-        self.counts["failed"] += len(rows)  # counted as failed until written: a cancelled write may be half done
+        outcome: Outcomes = "failed"  # a cancelled write may be half done
         try:
             await asyncio.to_thread(self._write_file, rows)
+            outcome = "written"
         except Exception as error:  # a full disk, or a bug of ours: the next rows may succeed
             log.error("decisions were not written", rows=len(rows), reason=str(error) or repr(error))
-            return
-        self.counts["failed"] -= len(rows)
-        self.counts["written"] += len(rows)
+        finally:  # once: a counter that went back would be a restart, and all that it had counted new failures
+            self.counts[outcome] += len(rows)
 
 
 class NoLog:
     """Decisions are not logged."""
 
     counts: Mapping[Outcomes, int] = MappingProxyType({})
+    uploads: None = None
 
     def add(self, ended: Ended) -> None:
         """Nothing is kept."""

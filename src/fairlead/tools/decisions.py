@@ -1,50 +1,165 @@
-"""A decision log read back, and as a trace that can be replayed. `fit.judged` reads it as attempts."""
+"""A decision log read back, piece by piece, and as a trace that can be replayed. `fit.judged` reads it as attempts.
+
+A log may be larger than memory, and far away: columns and times that nobody asks for are not read, and of the rest each
+reader says what it keeps.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import polars as pl
 
 from fairlead.decision_log.files import PATTERN, SCHEMA
+from fairlead.decision_log.location import in_bucket, why_not
 from fairlead.errors import UserError
 
 FOLLOWS_WITHIN_S: Final = 600.0  # after a longer pause, a request depends on its user and not on the last answer
+_ROWS_AT_ONCE: Final = 16_384
+_PENDING_ROWS: Final = 8 * _ROWS_AT_ONCE  # read before `keep` is asked again
 _OK: Final = 200
 _ADDED: Final = frozenset({"question", "last", "waited_ms", "evicted"})  # columns that older logs do not have
 _IDENTITY: Final = ("at_s", "total_ms", "request", "session", "prompt", "model", "endpoint", "code")
+_WHICH: Final = "__identity"
+TRACE_COLUMNS: Final = (
+    "at_s", "total_ms", "session", "attempted", "code", "prompt_tokens", "output_tokens", "asked", "model", "language",
+    "blocks", "block_tokens",
+)  # fmt: skip
 
 
-def is_decision_log(path: Path) -> bool:
-    """Whether `path` is a folder with files of a log in it, or one such file."""
+def is_decision_log(source: Path | str) -> bool:
+    """Whether `source` is in an object store, a folder with files of a log in it, or one such file."""
+    if in_bucket(source):
+        return True
+    path = Path(source)
     return any(path.glob(PATTERN)) if path.is_dir() else path.match(PATTERN)
 
 
-def read_decisions(path: Path) -> pl.DataFrame:
-    """All rows, without duplicates, in the order of their decisions.
+def everything(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows
 
-    Raises UserError for a folder without files and for a damaged one.
+
+def latest(most: int) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    """Keeps the latest `most` rows."""
+    return lambda rows: rows.sort("at_s").tail(most)
+
+
+def latest_of_each(column: str, most: int) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    """Keeps the latest `most` rows with each value of `column`."""
+    return lambda rows: rows.sort("at_s").group_by(column, maintain_order=True).tail(most)
+
+
+def read_decisions(
+    source: Path | str,
+    columns: Sequence[str] = tuple(SCHEMA),
+    *,
+    of: pl.Expr | None = None,
+    keep: Callable[[pl.DataFrame], pl.DataFrame] = everything,
+    most: int | None = None,
+) -> pl.DataFrame:
+    """Rows without duplicates, in the order of their decisions.
+
+    Only rows `of` a kind and some columns are read (`at_s` is always one); of those read so far, `keep` says which may
+    still matter. With `most`, reading ends after about so many rows, the earliest files first. Raises UserError for a
+    folder without files and for a damaged one.
     """
+    kept: list[pl.DataFrame] = []
+    pending = read = 0
+    for batch in _batches(source, columns, of):
+        kept.append(batch)
+        pending += batch.height
+        read += batch.height
+        if pending >= _PENDING_ROWS:
+            kept, pending = [keep(_once(kept))], 0
+        if most is not None and read >= most:
+            break
+    rows = keep(_once(kept)) if kept else _nothing(columns)
+    return rows.drop(_WHICH).sort("at_s", maintain_order=True)
+
+
+def first_at_s(source: Path | str) -> float:
+    """When the first decision of the log was made, in Unix time. Raises UserError as `read_decisions`."""
+    with _reading(source):
+        first = _scan(source).select(pl.col("at_s").min()).collect(engine="streaming").item()
+    return 0.0 if first is None else float(first)
+
+
+def _once(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """All rows; those that are there twice, because their file is, once."""
+    return pl.concat(frames).unique(_WHICH, keep="first", maintain_order=True)
+
+
+def _nothing(columns: Sequence[str]) -> pl.DataFrame:
+    return pl.DataFrame(schema={name: SCHEMA[name] for name in columns} | {_WHICH: pl.UInt64()})
+
+
+def _batches(source: Path | str, columns: Sequence[str], of: pl.Expr | None) -> Iterator[pl.DataFrame]:
+    """In the order of files, and so about that of time."""
+    with _reading(source):
+        rows = _scan(source)
+        if of is not None:
+            rows = rows.filter(of)
+        identity = pl.struct(_IDENTITY).hash().alias(_WHICH)
+        for batch in rows.select(*columns, identity).collect_batches(chunk_size=_ROWS_AT_ONCE):
+            if batch["at_s"].has_nulls():
+                raise UserError(f"{source}: has rows without a time; a file in it is not one of a decision log")
+            yield batch
+
+
+def _scan(source: Path | str) -> pl.LazyFrame:
+    """All rows as a query. Raises UserError, and what polars raises of files."""
+    sources = _sources(source)
+    present = pl.scan_parquet(sources, credential_provider=None).collect_schema().names()  # of the first file
+    missing = [name for name in SCHEMA if name not in present]
+    if not _ADDED.issuperset(missing):
+        named = sources if isinstance(sources, str) else sources[0]
+        raise UserError(f"{named}: the columns {', '.join(missing)} are missing; it is not a file of a decision log")
+    return pl.scan_parquet(
+        sources, schema=SCHEMA, missing_columns="insert", extra_columns="ignore", credential_provider=None
+    )
+
+
+def _sources(source: Path | str) -> str | list[Path]:
+    if in_bucket(source):
+        text = str(source).rstrip("/")
+        return text if text.endswith(".parquet") else f"{text}/{PATTERN}"
+    path = Path(source)
     files = sorted(path.glob(PATTERN)) if path.is_dir() else [path]
     if not files:
         raise UserError(f"{path}: no {PATTERN} in it; give the folder that decisions.path names")
-    frames = []
-    for file in files:
+    return files
+
+
+@contextmanager
+def _reading(source: Path | str) -> Iterator[None]:
+    """Raises UserError for what polars cannot read, without what a store says: that may hold the access key."""
+    try:
+        yield
+    except (OSError, pl.exceptions.PolarsError) as error:
+        if not in_bucket(source):
+            raise UserError(f"{_damaged(Path(source))}: cannot be read ({str(error).splitlines()[0]})") from None
+        if "expanded paths were empty" in str(error):
+            raise UserError(f"{source}: no {PATTERN} in it; give the place that decisions.path names") from None
+        raise UserError(
+            f"{source}: cannot be read ({why_not(error)}); the endpoint and credentials come from the environment, "
+            "see docs/decision-log.md"
+        ) from None
+
+
+def _damaged(path: Path) -> Path:
+    """The first file of `path` that is not Parquet, or else `path`."""
+    for file in sorted(path.glob(PATTERN)) if path.is_dir() else [path]:
         try:
-            frame = pl.read_parquet(file)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            raise UserError(f"{file}: cannot be read ({str(error).splitlines()[0]})") from None
-        missing = [name for name in SCHEMA if name not in frame.columns]
-        if not _ADDED.issuperset(missing):
-            raise UserError(f"{file}: the columns {', '.join(missing)} are missing; it is not a file of a decision log")
-        added = [pl.lit(None, SCHEMA[name]).alias(name) for name in missing]
-        frames.append(frame.with_columns(added).select(*SCHEMA))
-    # The same file may be present twice, under two names.
-    return pl.concat(frames).unique(_IDENTITY, keep="first", maintain_order=True).sort("at_s")
+            pl.read_parquet_schema(file)
+        except (OSError, pl.exceptions.PolarsError):
+            return file
+    return path
 
 
-def trace_rows(decisions: pl.DataFrame, source: Path) -> tuple[pl.DataFrame, tuple[str, ...]]:
+def trace_rows(decisions: pl.DataFrame, source: Path | str) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """The requests as a trace (columns of `docs/replay.md`), and notes on what had to be assumed.
 
     First tries only: a replay makes its own retries. A request that came after its session's last answer had ended

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from fairlead.statistics import least_squares
 
@@ -44,8 +44,10 @@ class Spread(NamedTuple):
     low: float
     high: float
 
-    def text(self, digits: int = 0) -> str:
-        return f"{self.median:,.{digits}f} ({self.low:,.{digits}f}..{self.high:,.{digits}f})"
+    def text(self, digits: int = 0, sign: Literal["-", "+"] = "-") -> str:
+        """`sign` is "+" for differences, which tell theirs in any case."""
+        median, low, high = (f"{value:{sign},.{digits}f}" for value in self)
+        return f"{median} ({low}..{high})"
 
 
 class Slope(NamedTuple):

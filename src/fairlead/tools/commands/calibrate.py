@@ -25,11 +25,11 @@ def register(app: typer.Typer) -> None:
 
 def calibrate(
     measurements: Annotated[
-        Path,
+        str,
         typer.Argument(
             help="Table (.csv or .jsonl, compressed or not) with prompt_size, batch_size, token_size (tokens), "
-            "prompt_time, token_time, e2e_time (ms), and optionally model, hardware, tensor_parallel. Or a folder of "
-            "decisions.",
+            "prompt_time, token_time, e2e_time (ms), and optionally model, hardware, tensor_parallel. Or a folder or "
+            "s3:// place of decisions.",
             show_default=False,
         ),
     ],
@@ -70,7 +70,7 @@ def calibrate(
     elif kv_tokens is not None:
         raise UserError("--kv-tokens is for a folder of decisions; tables of times do not cover caches")
     else:
-        table, document = _engines(measurements, source)
+        table, document = _engines(Path(measurements), source)
     out = out or Path("world.yaml" if of_decisions else "engines.json")
     try:
         replace_file(out, document)
@@ -111,16 +111,17 @@ def _engines(measurements: Path, source: str) -> tuple[Table, bytes]:
     return table, document + b"\n"
 
 
-def _world(decisions: Path, source: str, kv_tokens: int | None) -> tuple[Table, bytes]:
+def _world(decisions: str, source: str, kv_tokens: int | None) -> tuple[Table, bytes]:
     """The table to print, and the world file."""
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from fairlead.tools.decisions import read_decisions
-    from fairlead.tools.replay.observed import observed, world_yaml
+    from fairlead.tools.decisions import latest_of_each, read_decisions
+    from fairlead.tools.replay.observed import COLUMNS, MOST_ANSWERS, observed, world_yaml
     from fairlead.tools.replay.world import DEFAULT_KV_TOKENS
 
-    found = observed(read_decisions(decisions), decisions)
+    rows = read_decisions(decisions, COLUMNS, keep=latest_of_each("endpoint", MOST_ANSWERS))
+    found = observed(rows, decisions)
     table = Table(box=SIMPLE, title="Engines, as fitted to their answers; median error of the time per token")
     for heading in ("engine", "model"):
         table.add_column(heading, overflow="fold")

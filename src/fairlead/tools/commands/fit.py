@@ -27,9 +27,10 @@ def register(app: typer.Typer) -> None:
 
 def fit(
     attempts: Annotated[
-        Path,
+        str,
         typer.Argument(
-            help="Table of attempts: .csv, .jsonl or .parquet; or a folder of decisions.", show_default=False
+            help="Table of attempts: .csv, .jsonl or .parquet; or a folder or s3:// place of decisions.",
+            show_default=False,
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("models"),
@@ -61,7 +62,7 @@ def fit(
         raise UserError(f"fitting needs {error.name}, which is not installed; {how_to_install('fit')}") from None
 
 
-def _fit(path: Path, out: Path, seed: int, folds: int, first_bucket_tokens: int, *, checked: bool, plot: bool) -> None:
+def _fit(source: str, out: Path, seed: int, folds: int, first_bucket_tokens: int, *, checked: bool, plot: bool) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import track
@@ -72,7 +73,7 @@ def _fit(path: Path, out: Path, seed: int, folds: int, first_bucket_tokens: int,
         from fairlead.tools.fit.plot import write_plot
 
     console = Console()
-    attempts = read_attempts(path, first_bucket_tokens, _known_of_decisions(path, checked, console))
+    attempts = read_attempts(Path(source), first_bucket_tokens, _known_of_decisions(source, checked, console))
     progress = track(attempts, "Fitting", console=console, transient=True, disable=not console.is_terminal)
     fitted = [fit_model(of_model, seed, folds) for of_model in progress]
     try:
@@ -97,17 +98,20 @@ def _fit(path: Path, out: Path, seed: int, folds: int, first_bucket_tokens: int,
     _print_suggestions(console, fitted)
 
 
-def _known_of_decisions(path: Path, checked: bool, console: Console) -> DataFrame | None:
-    """The attempts of a decision log whose outcome is known; None if `path` is a table of attempts."""
-    from fairlead.tools.decisions import is_decision_log, read_decisions
-    from fairlead.tools.fit.judged import judged
+def _known_of_decisions(source: str, checked: bool, console: Console) -> DataFrame | None:
+    """The attempts of a decision log whose outcome is known; None if `source` is a table of attempts."""
+    from fairlead.tools.decisions import is_decision_log, latest, read_decisions
+    from fairlead.tools.fit.judged import COLUMNS, MOST_ROWS, judged
 
-    if not (path.is_dir() or is_decision_log(path)):
+    if not (Path(source).is_dir() or is_decision_log(source)):
         return None
-    known, unknown, inferred = judged(read_decisions(path), checked=checked)
+    rows = read_decisions(source, COLUMNS, keep=latest(MOST_ROWS))
+    if rows.height == MOST_ROWS:
+        console.print(f"the log's latest {MOST_ROWS:,} decisions are used")
+    known, unknown, inferred = judged(rows, checked=checked)
     if known.is_empty():
         raise UserError(
-            f"{path}: none of its {unknown} answers is known to be right or wrong; this is known for clients "
+            f"{source}: none of its {unknown} answers is known to be right or wrong; this is known for clients "
             "that name their questions (docs/retries.md), and with --answers-are-checked if all clients ask again"
         )
     console.print(f"{known.height:,} attempts; {unknown:,} more are not known to be right or wrong")

@@ -18,8 +18,12 @@ def register(app: typer.Typer) -> None:
 
 def replay(
     traces: Annotated[
-        list[Path],
-        typer.Argument(help="Traces: .jsonl or .csv, compressed or not; see docs/replay.md.", metavar="TRACE..."),
+        list[str],
+        typer.Argument(
+            help="Traces: .jsonl or .csv, compressed or not, or a folder or s3:// place of decisions; see "
+            "docs/replay.md.",
+            metavar="TRACE...",
+        ),
     ],
     policies: Annotated[
         str,
@@ -78,7 +82,7 @@ def replay(
         raise UserError("--load and --faster both set the rate; give one of them")
     names = _names(policies, "--policies")
     request = replay_study.ReplayRequest(
-        traces=tuple(map(str, traces)),
+        traces=tuple(traces),
         specs=tuple(map(read_policy_spec, names)),
         seeds=tuple(range(first_seed, first_seed + seeds)),
         world=world_called(world),

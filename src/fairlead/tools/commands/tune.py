@@ -18,9 +18,10 @@ def register(app: typer.Typer) -> None:
 
 def tune(
     traces: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            help="Traces: .jsonl or .csv, compressed or not, or a folder of decisions; see docs/replay.md.",
+            help="Traces: .jsonl or .csv, compressed or not, or a folder or s3:// place of decisions; see "
+            "docs/replay.md.",
             metavar="TRACE...",
         ),
     ],
@@ -60,7 +61,7 @@ def tune(
     from fairlead.tools.replay.worlds import world_called
 
     request = tune_study.TuneRequest(
-        traffics=tuple(Traffic(str(trace), Sampling(cap_tokens)) for trace in traces),
+        traffics=tuple(Traffic(trace, Sampling(cap_tokens)) for trace in traces),
         policy=read_policy_spec(policy),
         world=world_called(world),
         load=load,
