@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from fairlead.core.adapter_slots import USUAL_LOAD_MS, AdapterNeed
@@ -171,6 +173,37 @@ def test_what_a_request_costs_by_itself_is_no_prefill(pool: Pool) -> None:
     assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.05, rel=0.1)
 
 
+def test_what_each_request_costs_is_learned_apart_from_its_tokens_and_put_in_force(pool: Pool) -> None:
+    lengths = (300, 500, 900, 1500, 2500, 4000)
+    learn(pool, *[seen(prompt_tokens=n, first_token_ms=10.0 + 40.0 + 0.05 * n) for n in lengths] * 4)
+    assert pool.endpoints[0].speed.fixed_ms == pytest.approx(40.0, rel=0.25)
+    assert pool.endpoints[2].speed.fixed_ms == 0.0  # another model
+
+
+def test_an_engine_that_takes_longer_for_each_request_is_not_taken_for_one_that_is_slow_at_each_token(
+    pool: Pool,
+) -> None:
+    lengths = (300, 500, 900, 1500, 2500, 4000)
+    quick = [seen(prompt_tokens=n, first_token_ms=10.0 + 0.1 * n) for n in lengths]
+    server = [seen(address="b:1", prompt_tokens=n, first_token_ms=10.0 + 300.0 + 0.1 * n) for n in lengths]
+    learn(pool, *(quick * 3 + server) * 8)
+    a, b, _ = pool.endpoints
+    assert b.speed.prefill_ms_per_token == pytest.approx(a.speed.prefill_ms_per_token, rel=0.15)
+    assert b.speed.fixed_ms - a.speed.fixed_ms == pytest.approx(300.0, rel=0.15)
+
+
+def test_an_engine_that_is_slow_at_each_token_is_not_taken_for_one_that_takes_longer_for_each_request(
+    pool: Pool,
+) -> None:
+    lengths = (300, 500, 900, 1500, 2500, 4000)
+    quick = [seen(prompt_tokens=n, first_token_ms=10.0 + 0.1 * n) for n in lengths]
+    slow = [seen(address="b:1", prompt_tokens=n, first_token_ms=10.0 + 0.3 * n) for n in lengths]
+    learn(pool, *(quick * 3 + slow) * 8)
+    a, b, _ = pool.endpoints
+    assert b.speed.prefill_ms_per_token / a.speed.prefill_ms_per_token == pytest.approx(3.0, rel=0.15)
+    assert b.speed.fixed_ms == pytest.approx(0.0, abs=20.0)
+
+
 def test_a_change_of_one_engine_is_seen_within_thirty_of_its_answers(pool: Pool) -> None:
     slow = seen(address="b:1", first_token_ms=610.0, decode_ms=2970.0)
     learn(pool, *[seen(), seen(address="b:1")] * 100, *[seen(), slow] * 30)
@@ -302,3 +335,74 @@ def test_a_first_token_that_waited_for_something_else_teaches_nothing_of_loads(
     learn_loads(pool, *[seen(**{"first_token_ms": 5000.0} | more)] * LEAST_LOADS)
     assert pool.endpoints[0].speed.adapter_load_ms == USUAL_LOAD_MS
     assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2)
+
+
+def test_each_step_of_settling_fits_one_model_or_one_engine_and_the_last_puts_all_in_force(pool: Pool) -> None:
+    """Requests are served between two steps, and a fit takes milliseconds."""
+    learner = Learner()
+    for address, model in (("a:1", "m"), ("b:1", "m"), ("c:1", "other")):
+        for _ in range(LEAST_SAMPLES):
+            learner.observe(seen(address=address, model=model), pool)
+    steps = learner.settling(lambda: pool)
+    assert sum(1 for _ in steps) == 2 + 2 + 3  # times and tokens of two models, three engines
+    assert [e.speed.prefill_ms_per_token for e in pool.endpoints] == [pytest.approx(0.2)] * 3
+
+
+def test_what_is_learned_while_the_pool_changes_is_in_force_on_the_new_one(pool: Pool) -> None:
+    learner = Learner()
+    for _ in range(LEAST_SAMPLES):
+        learner.observe(seen(), pool)
+    pools = [pool]
+    steps = learner.settling(lambda: pools[-1])
+    next(steps)
+    pools.append(Pool([make_endpoint("d:1", "m")], {}))
+    list(steps)
+    assert pools[-1].endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2)
+
+
+def at_speed(address: str, factor: float, ended_s: float, **more: object) -> Observation:
+    """An answer of an engine that takes `factor` times as long as usual."""
+    usual = {"address": address, "first_token_ms": 10.0 + 200.0 * factor, "decode_ms": 990.0 * factor}
+    return seen(**(usual | {"ended_s": ended_s} | more))
+
+
+def test_where_engines_keep_their_speeds_a_difference_of_an_hour_ago_counts(pool: Pool) -> None:
+    both = [at_speed(name, factor, at_s) for at_s in range(0, 600, 10) for name, factor in (("a:1", 1.0), ("b:1", 2.0))]
+    learn(pool, *both, *[at_speed("a:1", 1.0, at_s) for at_s in range(600, 4200, 10)])
+    a, b, _ = pool.endpoints
+    assert b.speed.decode_ms_per_token / a.speed.decode_ms_per_token == pytest.approx(2.0, rel=0.1)
+
+
+def test_where_speeds_change_within_minutes_a_difference_of_minutes_ago_counts_for_less(pool: Pool) -> None:
+    """Each engine takes once and twice as long in turn, as if its clock throttled; `b` was last seen when quick."""
+    changing = [
+        at_speed(name, 2.0 if (at_s // 200 + phase) % 2 else 1.0, at_s)
+        for at_s in range(0, 2000, 10)
+        for name, phase in (("a:1", 0), ("b:1", 1))
+    ]
+    learn(pool, *changing, *[at_speed("a:1", 2.0, at_s) for at_s in range(2000, 2400, 10)])
+    a, b, _ = pool.endpoints
+    assert b.speed.decode_ms_per_token > 0.6 * a.speed.decode_ms_per_token  # it was half when it was last seen
+
+
+def test_there_a_difference_of_now_counts_all_the_same(pool: Pool) -> None:
+    changing = [
+        at_speed(name, 2.0 if (at_s // 200 + phase) % 2 else 1.0, at_s)
+        for at_s in range(0, 2200, 4)
+        for name, phase in (("a:1", 0), ("b:1", 1))
+    ]
+    learn(pool, *changing)
+    a, b, _ = pool.endpoints
+    assert b.speed.decode_ms_per_token / a.speed.decode_ms_per_token > 1.5
+
+
+def test_an_engine_at_which_requests_take_turns_is_seen_to_be_one(pool: Pool) -> None:
+    """As vLLM on a CPU: n others make a step n + 1 times as long."""
+    rng = Random(1)
+    turns = [
+        at_speed("a:1", rng.lognormvariate(0.0, 0.1), 0.0, concurrent_requests=float(others), decode_ms=decode_ms)
+        for others in (0, 1, 2, 3) * 10
+        for decode_ms in [990.0 * (1 + others) * rng.lognormvariate(0.0, 0.1)]
+    ]
+    learn(pool, *turns)
+    assert pool.endpoints[0].speed.batch_slowdown > 0.6

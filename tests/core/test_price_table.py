@@ -41,7 +41,12 @@ weights = st.fixed_dictionaries(
     | {"adapter_weight": st.sampled_from([0.0, 1.0, 3.3])}
 )
 speeds = st.builds(
-    Speed, st.sampled_from([0.05, 0.1]), st.sampled_from([5.0, 20.0]), st.just(0.015), st.sampled_from([64.0, 256.0])
+    Speed,
+    st.sampled_from([0.05, 0.1]),
+    st.sampled_from([5.0, 20.0]),
+    st.just(0.015),
+    st.sampled_from([64.0, 256.0]),
+    fixed_ms=st.sampled_from([0.0, 0.1, 300.0]),
 )
 loads = st.builds(Load, st.integers(0, 4), st.integers(0, 9999), st.sampled_from([0, 500, 70_000]), st.integers(0, 4))
 endpoints = st.tuples(

@@ -16,7 +16,7 @@ from fairlead.core.policy import NO_TUNER
 from fairlead.core.reported import EngineReport
 from fairlead.policies import build_policy
 from tests.core.world import World
-from tests.policies.options import best, option
+from tests.policies.options import best, first, option
 
 loads = st.builds(Load, st.integers(0, 50), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 50))
 endpoints = st.fixed_dictionaries(
@@ -27,6 +27,7 @@ endpoints = st.fixed_dictionaries(
         "rtt_ms": st.floats(0.0, 300.0),
         "prefill_ms_per_token": st.floats(0.001, 2.0),
         "decode_ms_per_token": st.floats(0.1, 100.0),
+        "fixed_ms": st.sampled_from([0.0, 1.0, 700.0]),
         "adapters_in_use": st.sampled_from([(), ("legal",), ("medical",), ("medical", "other"), ("a", "b", "c")]),
     }
 )
@@ -44,8 +45,9 @@ def loaded(policy: str, weights: Mapping[str, Any], pool: list[dict[str, Any]]) 
     world = World(policy, **weights)
     for number, fields in enumerate(pool):
         own = {name: getattr(fields["own"], name) for name in Load.__struct_fields__}
-        rest = {k: v for k, v in fields.items() if k not in ("own", "adapters_in_use")}
+        rest = {k: v for k, v in fields.items() if k not in ("own", "adapters_in_use", "fixed_ms")}
         endpoint = world.endpoint(f"e{number}:1", f"m{number % 3}", **own, **rest)
+        endpoint.speed = msgspec.structs.replace(endpoint.speed, fixed_ms=fields["fixed_ms"])
         used = fields["adapters_in_use"]
         endpoint.reported(EngineReport(running_requests=1, adapter_slots=2, running_adapters=used, stale=False))
     return world
@@ -71,26 +73,30 @@ def test_the_terms_of_every_candidate_add_up_to_its_score(policy: str, weights: 
 
 
 def test_each_cause_of_the_cost_is_a_term_of_it() -> None:
-    """By hand: 2 ms there and back, 1,000 tokens not cached, 500 waiting, 3 in flight of which 2 decode, 100 to decode.
+    """By hand: 2 ms there and back, 30 for any request, 1,000 tokens not cached, 500 waiting, 3 in flight, 2 of which
+    decode, 100 tokens to decode.
 
     Answers are 256 tokens long on average, which is 44 below the least that a request in flight counts for.
     """
     weights: dict[str, Any] = {"crowd_weight": 1.0, "stall_weight": 0.5, "evict_weight": 0.25, "batch_weight": 2.0}
     world = World("fairlead", queue_weight=1.0, least_answer_tokens=300.0, **weights)
-    world.endpoint(
+    endpoint = world.endpoint(
         "a:1", right=0.5, rtt_ms=2.0, prefill_ms_per_token=0.1, decode_ms_per_token=10.0,
         inflight_requests=3, decoding_requests=2, pending_prefill_tokens=500,
     )  # fmt: skip
+    endpoint.speed = msgspec.structs.replace(endpoint.speed, fixed_ms=30.0)
     decision = world.pick(tokens=1000, max_output_tokens=100)
     candidate = decision.best[0].candidate
     beside = 2.0 * candidate.batch_slowdown * 3
     terms = decision.terms(decision.best[0])
     assert terms is not None
     assert terms.rtt_ms == 2.0
+    assert terms.fixed_ms == 30.0
     assert terms.prefill_ms == pytest.approx(0.1 * 1000 * (1 + 0.25 + 3 + 0.5 * 2))
     assert terms.queue_ms == pytest.approx(0.1 * 500 + 10.0 * beside * (300 - 256))
     assert terms.decode_ms == pytest.approx(10.0 * 100 * (1 + beside))
-    assert terms.total_ms() == pytest.approx((terms.rtt_ms + terms.prefill_ms + terms.queue_ms + terms.decode_ms) / 0.5)
+    latency_ms = terms.rtt_ms + terms.fixed_ms + terms.prefill_ms + terms.queue_ms + terms.decode_ms
+    assert terms.total_ms() == pytest.approx(latency_ms / 0.5)
 
 
 def test_loading_an_adapter_counts_as_prefill_that_takes_as_long_after_the_wait_for_a_slot() -> None:
@@ -121,6 +127,23 @@ def test_where_answers_are_short_a_request_in_flight_still_counts() -> None:
     options = [option("busy:1", inflight_requests=8, cached_tokens=600, **short), option("idle:1", **short)]
     assert best("fairlead", options, least_answer_tokens=0.0) == "busy:1"
     assert best("fairlead", options, least_answer_tokens=256.0) == "idle:1"
+
+
+def test_of_engines_that_differ_only_in_what_each_request_takes_the_quicker_one_is_chosen() -> None:
+    """300 ms for any request are 3,000 uncached tokens; beyond that the slower one is better."""
+    fixed = option("fixed:1", fixed_ms=300.0)
+    assert best("fairlead", [fixed, option("none:1", last_chosen=9)]) == "none:1"
+    assert best("fairlead", [fixed, option("none:1", pending_prefill_tokens=2900)]) == "none:1"
+    assert best("fairlead", [fixed, option("none:1", pending_prefill_tokens=3100)]) == "fixed:1"
+
+
+def test_what_each_request_takes_delays_nobody_else_and_so_counts_once() -> None:
+    busy = {"inflight_requests": 4, "decoding_requests": 4, "least_inflight_requests": 4}
+    terms = [first("fairlead", [option("a:1", fixed_ms=ms, **busy)]) for ms in (0.0, 300.0)]
+    costs = [build_policy("fairlead", {}).explain(each) for each in terms]
+    assert costs[0] is not None
+    assert costs[1] is not None
+    assert costs[1].total_ms() - costs[0].total_ms() == pytest.approx(300.0)
 
 
 def test_what_a_prompt_evicts_counts_for_each_token_that_is_computed() -> None:

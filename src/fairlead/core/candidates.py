@@ -27,6 +27,7 @@ class Standing(msgspec.Struct, frozen=True, gc=False):
     rtt_spread_ms: float
     decoding_requests: int
     answer_tokens: float
+    fixed_ms: float
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -57,6 +58,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     rtt_spread_ms: float = 0.0  # by which measurements of the round trip differ
     answer_tokens: float = USUAL_ANSWER_TOKENS  # of this model's answers on average, whatever this request allows
     adapter: AdapterNeed | None = None  # None: it names none, or has it loaded
+    fixed_ms: float = 0.0  # of a request here, whatever its length
 
 
 def fitting(endpoints: Sequence[Endpoint], request: RequestFacts) -> Sequence[Endpoint]:
@@ -79,7 +81,7 @@ def candidates(
     the request may go to, which need not be one of `endpoints`. `needs` are those of the adapter that it names.
     """
     language, bucket, tokens, attempted = request.language, request.bucket, request.tokens, request.attempted
-    limit = request.max_output_tokens
+    limit, name = request.max_output_tokens, request.name
     least = least_inflight
     if least is None:
         least = min([e._load.inflight_requests for e in endpoints], default=0)
@@ -89,8 +91,9 @@ def candidates(
         cached = min(cached_tokens.get(e.address, 0), tokens) if cached_tokens else 0
         load, report, speed = e._load, e.report, e._speed
         answer_tokens = speed.answer_tokens
-        if e._spec.capability is not capability:  # those of one model share it
-            capability = e._spec.capability
+        own = e._spec.capability if not name else e._spec.capability_of(name)
+        if own is not capability:  # those of one model share it
+            capability = own
             success_probability = capability.success_probability(language, bucket, tokens, request.task)
         kv_usage = report.kv_usage or 0.0
         options.append(
@@ -106,7 +109,7 @@ def candidates(
                 speed.prefill_ms_per_token,
                 speed.decode_ms_per_token,
                 success_probability,
-                attempted.count(e.model) if attempted else 0,
+                attempted.count(name or e.model) if attempted else 0,
                 e.last_chosen,
                 e.address == target,
                 load.decoding_requests,
@@ -120,6 +123,7 @@ def candidates(
                 e._rtt_spread_ms,
                 answer_tokens,
                 needs.get(e.address) if needs else None,
+                speed.fixed_ms,
             )
         )
     return options

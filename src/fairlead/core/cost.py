@@ -14,24 +14,25 @@ import msgspec
 
 from fairlead.core.adapter_slots import AdapterNeed
 
-Prices = tuple[float, float, float, float, float, float]
-"""The prices of one endpoint at this moment, in ms: network, queue, prefill, contention, decode, network spread.
+Prices = tuple[float, float, float, float, float, float, float]
+"""The prices of one endpoint at this moment, in ms: network, fixed, queue, prefill, contention, decode, network
+spread.
 
-L = network + queue + uncached tokens * (prefill + least in flight * contention) + output tokens * decode
+L = network + fixed + queue + uncached tokens * (prefill + least in flight * contention) + output tokens * decode
 
-Network and queue count once for a request; prefill for each uncached token; contention for each uncached token and
-each request in flight at the least loaded endpoint that the request may go to; decode for each token of the answer.
+Network, fixed and queue count once for a request; prefill for each uncached token; contention for each uncached token
+and each request in flight at the least loaded endpoint that the request may go to; decode for each token of the answer.
 The spread is by how much the network's time may be too high, as measurements of it vary: see `ranking.in_order`.
 """
 
 
 def latency_terms(
     prices: Prices, uncached_tokens: int, least_inflight: int, output_tokens: float
-) -> tuple[float, float, float, float]:
-    """Network, prefill, queue and decoding, in ms: L at one endpoint in its terms."""
-    network_ms, queue_ms, prefill_ms, contention_ms, decode_ms, _ = prices
+) -> tuple[float, float, float, float, float]:
+    """Network, fixed, prefill, queue and decoding, in ms: L at one endpoint in its terms."""
+    network_ms, fixed_ms, queue_ms, prefill_ms, contention_ms, decode_ms, _ = prices
     prefill_ms += least_inflight * contention_ms
-    return network_ms, uncached_tokens * prefill_ms, queue_ms, output_tokens * decode_ms
+    return network_ms, fixed_ms, uncached_tokens * prefill_ms, queue_ms, output_tokens * decode_ms
 
 
 def adapter_ms(need: AdapterNeed, prefill_ms: float) -> float:
@@ -40,21 +41,21 @@ def adapter_ms(need: AdapterNeed, prefill_ms: float) -> float:
 
 
 def costs_ms(
-    fixed_ms: Iterable[float],
+    once_ms: Iterable[float],
     prefill_ms: Iterable[float],
     decode_ms: Iterable[float],
     uncached_tokens: Iterable[int],
     output_tokens: Iterable[float],
     factors: Iterable[float],
 ) -> list[float]:
-    """The cost of many endpoints: `fixed_ms` is network and queue, `prefill_ms` includes contention.
+    """The cost of many endpoints: `once_ms` is network, fixed and queue, `prefill_ms` includes contention.
 
     A policy's `rank` adds up in the same order, so that its costs are the same to the last bit.
     """
     return [
-        (fixed + uncached * prefill + output * decode) * factor
-        for fixed, prefill, decode, uncached, output, factor in zip(  # noqa: B905  (constants repeat forever)
-            fixed_ms, prefill_ms, decode_ms, uncached_tokens, output_tokens, factors
+        (once + uncached * prefill + output * decode) * factor
+        for once, prefill, decode, uncached, output, factor in zip(  # noqa: B905  (constants repeat forever)
+            once_ms, prefill_ms, decode_ms, uncached_tokens, output_tokens, factors
         )
     ]
 
@@ -90,7 +91,8 @@ class CostTerms(msgspec.Struct, frozen=True, gc=False):
     attempts: int
     retry_penalty: float
     adapter_ms: float = 0.0
+    fixed_ms: float = 0.0  # of a request here, whatever its length
 
     def total_ms(self) -> float:
-        latency_ms = self.rtt_ms + self.prefill_ms + self.queue_ms + self.decode_ms + self.adapter_ms
+        latency_ms = self.rtt_ms + self.fixed_ms + self.prefill_ms + self.queue_ms + self.decode_ms + self.adapter_ms
         return expected_ms(latency_ms, self.success_probability, self.retry_penalty, self.attempts)

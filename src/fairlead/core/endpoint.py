@@ -8,9 +8,10 @@ can only change by being replaced, and each replacement makes a new revision.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
@@ -35,8 +36,11 @@ PASSED_OVER_S: Final = 1.0  # over so long
 USUAL_SLOWDOWN: Final = 0.015  # of decoding alone, by each other request; until samples at different loads show it
 USUAL_ANSWER_TOKENS: Final = 256.0  # until answers were observed
 
+NO_CAPABILITIES: Final[Mapping[str, Capability]] = MappingProxyType({})
+
 # `prefill`: it computes prompts for others and answers nobody; `decode`: it answers, and computes no prompt for others.
 Role = Literal["both", "prefill", "decode"]
+BY_ROOM: Final = "sglang"  # the connector of engines that do one half of a request each, and both at the same time
 BY_PROXY: Final = "proxy"  # the connector of an engine whose own proxy asks the prefill endpoint that a header names
 
 
@@ -52,9 +56,20 @@ class EndpointSpec(msgspec.Struct, frozen=True, gc=False):
     region: str = ""
     engine: str = "vllm"
     kv_connector: str = ""  # by which its KV can go elsewhere: mooncake, nixl, or a store that it shares; empty: none
+    kv_bootstrap: str = ""  # host:port of the server by which other engines find its KV, where the connector has one
     role: Role = "both"
     transfer_ms_per_token: float = 0.1  # for KV to come here from another endpoint, until requests teach a better value
     access: Access = PLAIN
+    capabilities: Mapping[str, Capability] = NO_CAPABILITIES  # of adapters that have their own, by name
+
+    @property
+    def answers_alone(self) -> bool:
+        """Whether it can compute the prompt of what it answers."""
+        return self.kv_connector != BY_ROOM
+
+    def capability_of(self, name: str) -> Capability:
+        """Of an adapter or a second name; that of the model where it has none of its own, and where `name` is empty."""
+        return self.capabilities.get(name, self.capability) if name else self.capability
 
 
 class Speed(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +80,7 @@ class Speed(msgspec.Struct, frozen=True, gc=False):
     batch_slowdown: float = USUAL_SLOWDOWN  # of decoding, by each other request there
     answer_tokens: float = USUAL_ANSWER_TOKENS
     adapter_load_ms: float = USUAL_LOAD_MS
+    fixed_ms: float = 0.0  # of a request, whatever its length: HTTP, tokenizing, the engine's own steps; until learned
 
 
 class _Revised(property, Generic[_T]):
@@ -101,7 +117,6 @@ class Endpoint:
         "answered_s",
         "health",
         "identity",
-        "indexed_blocks",
         "indexed_generation",
         "last_chosen",
         "model",
@@ -154,8 +169,7 @@ class Endpoint:
         self.generation = 0
         self.prefilled_tokens = 0  # since the start
         self.prefills = PrefillEstimate()
-        self.indexed_blocks = 0  # kept by the prefix index
-        self.indexed_generation = 0  # the generation of the engine that holds them
+        self.indexed_generation = 0  # of the engine that holds what the prefix index keeps
         self.last_chosen = 0  # the number of the decision that chose it last
         self.respecify(spec)
 
@@ -171,7 +185,7 @@ class Endpoint:
         self.identity = identity
         lengths = [n for n in (self.spec.max_model_len, identity.max_model_len) if n is not None]
         self.max_model_len = min(lengths, default=None)
-        self.health.withhold(HALF, active=not identity.serves_alone)
+        self.health.withhold(HALF, active=self.spec.answers_alone and not identity.serves_alone)
 
     def reported(self, report: EngineReport) -> None:
         """The engine reported its state. A number that moves shows that it has stepped since its last report."""

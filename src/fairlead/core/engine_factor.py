@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from operator import mul
 from typing import Final
 
 from fairlead.core.answer_times import Line, Work, weight
+from fairlead.core.speed_changes import SpeedChanges
 from fairlead.statistics import weighted_quantile
 
 MOST_SAMPLES: Final = 64  # of one engine
@@ -30,6 +32,8 @@ _NEARLY_NONE: Final = 0.1  # share of the newest samples that may look as before
 _MOST_DIFFERENCE: Final = math.log(30.0)  # no accelerator is slower than another by more
 _TINY_MS: Final = 1e-9
 _OF_MEDIAN: Final = 1.4826
+
+_PAIRED: Final = (1, 2, 4, 8, 16, 32, 64)  # samples ago: what a new one is compared with, to see changes
 
 Share = Callable[[Work, Line], float]
 
@@ -57,8 +61,37 @@ class EngineFactor:
         self.weight = 0.0  # of the samples, in undisturbed ones of nothing else
         self._share = share
 
-    def settle(self, line: Line, expected: float = 1.0) -> None:
-        """Set `value` to what the samples show relative to `line`; to `expected` until they rule it out."""
+    def add(self, work: Work, line: Line, changes: SpeedChanges) -> None:
+        """Keep a sample, and tell `changes` how it differs from earlier ones."""
+        self._compare(work, line, changes)
+        self.samples.append(work)
+
+    def _compare(self, work: Work, line: Line, changes: SpeedChanges) -> None:
+        log, counts = self._log(work, line), self._weight(work, line)
+        if counts <= 0:
+            return
+        changes.add(log, counts)
+        for ago in _PAIRED:
+            if ago > len(self.samples):
+                break
+            other = self.samples[-ago]
+            others = self._weight(other, line)
+            if others > 0:
+                both = 2 * counts * others / (counts + others)
+                changes.add_pair(abs(work.ended_s - other.ended_s), log - self._log(other, line), both)
+
+    @staticmethod
+    def _log(work: Work, line: Line) -> float:
+        return math.log(work.took_ms / max(line.ms(work), _TINY_MS))
+
+    def _weight(self, work: Work, line: Line) -> float:
+        return weight(work, line) * self._share(work, line) ** 2
+
+    def settle(self, line: Line, changes: SpeedChanges, now_s: float, expected: float = 1.0) -> None:
+        """Set `value` to what the samples show relative to `line`; to `expected` until they rule it out.
+
+        `changes` says how much less a sample shows of an engine's speed at `now_s`, the older it is.
+        """
         samples = [each for each in self.samples if line.ms(each) > 0]
         if not samples:
             self.value, self.weight = expected, 0.0
@@ -68,7 +101,9 @@ class EngineFactor:
         count = len(logs)
         weights = [w * 0.5 ** ((count - 1 - place) / _HALF_LIFE) for place, w in enumerate(weights)]
         self.weight = sum(weights)
-        self.value = _believed(logs, weights, expected)
+        middle, _ = _middle(logs, weights)
+        kept = [changes.kept(now_s - each.ended_s, middle - math.log(expected)) for each in samples]
+        self.value = _believed(logs, weights, kept, expected)
 
     def changed_s(self, line: Line) -> float:
         """When the first sample at its present speed ended; earlier samples were at another speed."""
@@ -76,6 +111,27 @@ class EngineFactor:
         logs = [math.log(each.took_ms / max(line.ms(each), _TINY_MS)) for each in samples]
         older = _changed(logs, [weight(each, line) * self._share(each, line) ** 2 for each in samples])
         return samples[older].ended_s if older else -math.inf
+
+    def extra_ms(self, line: Line, expected: float) -> float:
+        """What each request takes here beyond `line`, where that explains the samples better than a factor does.
+
+        0 until a difference is believed, and where a factor explains it: an accelerator that is slow is slow at every
+        token, while a server that is slow takes as long for a short prompt as for a long one.
+        """
+        samples = [each for each in self.samples if each.requests and line.ms(each) > 0]
+        if len(samples) < _WITNESSES or self.value == expected:
+            return 0.0
+        weights = [weight(each, line) * 0.5 ** (newer / _HALF_LIFE) for newer, each in enumerate(reversed(samples))]
+        weights.reverse()
+        if sum(weights) <= 0:
+            return 0.0
+        by_line_ms = [expected * line.ms(each) for each in samples]
+        beyond_ms = [each.took_ms - ms for each, ms in zip(samples, by_line_ms, strict=True)]
+        extra_ms = max(weighted_quantile(beyond_ms, weights, 0.5), -expected * line.fixed_ms)
+        _, spread = _middle([math.log(s.took_ms / ms) for s, ms in zip(samples, by_line_ms, strict=True)], weights)
+        explained_ms = [max(ms + extra_ms, _TINY_MS) for ms in by_line_ms]
+        rests = [abs(math.log(s.took_ms / ms)) for s, ms in zip(samples, explained_ms, strict=True)]
+        return extra_ms if _OF_MEDIAN * weighted_quantile(rests, weights, 0.5) < spread else 0.0
 
     def forget_before(self, time_s: float) -> None:
         while self.samples and self.samples[0].ended_s < time_s:
@@ -98,15 +154,17 @@ def _changed(logs: list[float], weights: list[float]) -> int:
     return start if weighted_quantile(away, weights[start:], _NEARLY_NONE) > _LEAST_DIFFERENCE else 0
 
 
-def _believed(logs: list[float], weights: list[float], expected: float) -> float:
+def _believed(logs: list[float], weights: list[float], kept: list[float], expected: float) -> float:
     """None of the samples may weigh more than `_WITNESSES` do: one that stalled for a cause of its own proves nothing.
 
     An engine that is taken for slow gets few requests, so it would hardly get the chance to show the contrary.
+    `kept` is the share that is left of the difference that each sample shows, which is of another time: so much of it
+    is believed, and the newest count most where that is little.
     """
     if len(weights) < _WITNESSES:
         return expected
     heaviest = sorted(weights)[-_WITNESSES]
-    weights = [min(w, heaviest) for w in weights]
+    weights = [min(w, heaviest) * share * share for w, share in zip(weights, kept, strict=True)]
     total = sum(weights)
     if total <= 0:
         return expected
@@ -116,7 +174,8 @@ def _believed(logs: list[float], weights: list[float], expected: float) -> float
         return expected
     variance = (_USUAL_COUNTS * _USUAL_SPREAD**2 + total * spread**2) / (_USUAL_COUNTS + total)
     certainty = (total * difference**2 / variance - _SURE[0]) / (_SURE[1] - _SURE[0])
-    return expected * math.exp(difference * min(max(certainty, 0.0), 1.0))
+    left = sum(map(mul, weights, kept)) / total
+    return expected * math.exp(difference * min(max(certainty, 0.0), 1.0) * left)
 
 
 def _middle(logs: list[float], weights: list[float]) -> tuple[float, float]:

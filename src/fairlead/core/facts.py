@@ -57,6 +57,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     slo: Slo | None = None
     may_split: bool = False  # one endpoint can compute its prompt and another decode: see `core.prefill_decode`
     adapter: str = ""  # the model is one, and this is its name; its base model's slots are few
+    name: str = ""  # what engines call the model, where it is an adapter or a second name; empty: by their own
 
     def tokens_in(self, blocks: int) -> int:
         """Tokens of the prompt in its first `blocks` of the chain, with the head that stands before them."""
@@ -66,12 +67,16 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
             blocks * self.block_tokens if self.spread is None else self.spread.before(blocks * prefix.BLOCK_BYTES)
         )
 
-    def of_adapter(self, name: str) -> RequestFacts:
-        """The same for an adapter, whose KV is its own."""
-        seed = name.encode()
+    def called(self, name: str, *, is_adapter: bool) -> RequestFacts:
+        """The same for a name that engines have besides their model's; an adapter's KV is its own."""
+        if not is_adapter:
+            return msgspec.structs.replace(self, model=name, name=name)
+        return msgspec.structs.replace(self.seeded(name.encode()), model=name, name=name, adapter=name, may_split=False)
+
+    def seeded(self, seed: bytes) -> RequestFacts:
+        """The same, with another cache."""
         return msgspec.structs.replace(
             self,
-            adapter=name,
             prefix=prefix.seeded(self.prefix, seed),
             turn=self.turn and self.turn.seeded(seed),
             last_turn=self.last_turn and self.last_turn.seeded(seed),
@@ -141,7 +146,7 @@ def make_facts(
         measured = measure(prompt, tenant)
     features, spread = make_spread(measured.slices, measured.text_bytes, prompt, rates)
     tokens = max(1, int(count(features, rates)))
-    return RequestFacts(  # by position: a microsecond less than by name
+    facts = RequestFacts(  # by position: a microsecond less than by name
         model,
         tokens,
         prompt.max_output_tokens,
@@ -160,6 +165,7 @@ def make_facts(
         measured.last_turn,
         task,
     )
+    return facts.seeded(prompt.adapter.encode()) if prompt.adapter else facts
 
 
 def session_key(session_id: bytes, tenant: bytes = b"") -> bytes:

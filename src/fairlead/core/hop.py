@@ -54,6 +54,12 @@ class Hop:
         hops = self._choice.split
         return hops.rtt_ms + hops.wait_ms + hops.prefill_ms
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether its endpoint has answered nobody since the pick."""
+        endpoint = self._placement.pool.by_address.get(self.address)
+        return endpoint is None or endpoint.answered_s < self._began_s
+
     def done(self, now_s: float) -> None:
         """It has computed the prompt, and keeps it in its cache."""
         self._ticket.prefilled()

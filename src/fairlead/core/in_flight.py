@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from fairlead.api.usage import Usage
+from fairlead.core.endpoint import BY_ROOM
 from fairlead.core.facts import RequestFacts
 from fairlead.core.hop import Hop
 from fairlead.core.ledger import Ticket
@@ -48,6 +49,7 @@ class InFlight:
         "_feedback",
         "_first_token_s",
         "_held_before",
+        "_lost_prefill",
         "_placement",
         "_prefilled_tokens",
         "_ticket",
@@ -90,6 +92,7 @@ class InFlight:
         self._concurrent_requests = self._decoding_before  # at the first token, where it is seen
         self._prefilled_tokens = ticket.prefilled_there()
         self._engine_full = False
+        self._lost_prefill = False
         self.was_evicted = False
 
     @property
@@ -132,6 +135,29 @@ class InFlight:
         if endpoint is not None:
             endpoint.prefills.expect(self._ticket, endpoint.speed.prefill_ms_per_token * uncached, now_s)
 
+    @property
+    def is_over(self) -> bool:
+        """It has ended, with an answer or without."""
+        return self.phase == "ended"
+
+    @property
+    def prefiller_is_silent(self) -> bool:
+        """The endpoint that computes its prompt has answered nobody since, and no part of its answer was seen."""
+        return self.hop is not None and self._first_token_s is None and self.hop.is_silent
+
+    def prefill_came(self, now_s: float) -> None:
+        """The endpoint that computes its prompt while it waits at its own has passed it on."""
+        if self.hop is not None and self.phase in ("sent", "served"):
+            self._leave_hop(self.hop, now_s)
+
+    def prefill_lost(self, now_s: float, *, blames: bool) -> None:
+        """That endpoint will not compute its prompt, so it can only fail, which is no fault of who has it."""
+        hop = self.hop
+        if hop is None or self.phase not in ("sent", "served"):
+            return
+        self.hop, self._lost_prefill = None, True
+        hop.failed(now_s, blames=blames)
+
     def _leave_hop(self, hop: Hop, now_s: float) -> None:
         """The prompt is computed there; here only its KV has to come."""
         self.hop = None
@@ -155,11 +181,14 @@ class InFlight:
             return
         self.phase, self.code = "served", code
         placement, decision = self._placement, self.decision
-        if self.hop is not None:
+        # Where both halves get the request at once, an answer begins before its prompt is computed.
+        if self.hop is not None and self.hop.connector != BY_ROOM:
             self._leave_hop(self.hop, now_s)
         for tried in decision.addresses:
             if tried == address:
                 break
+            if self._lost_prefill:  # that one waited for another, which is to blame
+                continue
             passed_over = placement.pool.by_address.get(tried)
             if passed_over is None:
                 continue
@@ -171,6 +200,9 @@ class InFlight:
         endpoint = placement.pool.by_address.get(address)
         if endpoint is None:
             return
+        if endpoint.spec.answers_alone and decision.prefill is not None and decision.prefill.must_split:
+            self.from_elsewhere = False
+            self._drop_hop(now_s)
         self._ticket.move(endpoint)
         endpoint.request_answered(now_s)
         elsewhere, refused = address != decision.addresses[0], code >= CLIENT_ERROR
@@ -184,7 +216,8 @@ class InFlight:
         if refused and endpoint.refuses(code, now_s):
             endpoint.refused(now_s)
         elif code >= SERVER_ERROR:
-            endpoint.health.failed(now_s)
+            if not self._lost_prefill:
+                endpoint.health.failed(now_s)
         elif not refused:
             endpoint.served_s = now_s
             endpoint.health.succeeded()
@@ -212,7 +245,7 @@ class InFlight:
             return
         if code in QUEUE_FULL:
             endpoint.refused(now_s)
-        elif code >= SERVER_ERROR:
+        elif code >= SERVER_ERROR and not self._lost_prefill:
             endpoint.health.failed(now_s)
 
     def evict(self) -> None:
@@ -277,6 +310,8 @@ class InFlight:
         was_sent = self.phase != "admitted"
         self.phase = "ended"
         self._ticket.release(served=answered and self.code < CLIENT_ERROR)
+        if self.hop is not None and answered and self.code < CLIENT_ERROR:
+            self._leave_hop(self.hop, now_s)
         self._drop_hop(now_s)
         self._drop_copy(now_s)
         endpoint = self._placement.pool.by_address.get(address)

@@ -100,8 +100,11 @@ def restore(state: LearnedState, learner: Learner, pool: Pool, *, now_s: float, 
             continue
         engine = learner.engines.setdefault((each.address, each.model), EngineTimes())
         engine.reports_cache |= each.reports_cache
-        engine.prefill.samples.extend(_moved(each.prefill, later_s))
-        engine.decode.samples.extend(_moved(each.decode, later_s))
+        model = learner.models[each.model]
+        for work in _moved(each.prefill, later_s):
+            engine.prefill.add(work, model.line, model.prefill_changes)
+        for work in _moved(each.decode, later_s):
+            engine.decode.add(work, model.line, model.decode_changes)
         _refill(engine.adapter_load_ms, each.adapter_load_ms)
     for name in pool.models:
         for sample in state.tokens.get(name, ()) if name not in learner.tokens else ():

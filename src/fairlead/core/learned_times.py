@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from statistics import fmean, median
@@ -12,6 +13,7 @@ from fairlead.core.answer_times import Fit, Line, Work, fit, weight
 from fairlead.core.endpoint import USUAL_SLOWDOWN, EndpointSpec
 from fairlead.core.engine_factor import EngineFactor, decode_share, prefill_share
 from fairlead.core.observation import LEAST_DECODE_TOKENS
+from fairlead.core.speed_changes import SpeedChanges
 
 WINDOW: Final = 101
 LEAST_LOADS: Final = 4  # of adapters, to believe in how long they took
@@ -59,8 +61,11 @@ class ModelTimes:
         "_new",
         "adapter_load_ms",
         "answer_tokens",
+        "decode_changes",
         "knows_decode",
         "knows_prefill",
+        "newest_s",
+        "prefill_changes",
         "works",
     )
 
@@ -68,6 +73,8 @@ class ModelTimes:
         self.answer_tokens = Running(fmean, answer_tokens)
         self.adapter_load_ms = Running(median, USUAL_LOAD_MS, LEAST_LOADS)
         self.works: deque[Work] = deque(maxlen=_MOST_UNSETTLED)
+        self.newest_s = -math.inf  # when the last answer ended: speeds are those of then
+        self.decode_changes, self.prefill_changes = SpeedChanges(), SpeedChanges()
         self.knows_prefill = self.knows_decode = False
         self._before = Line(0.0, spec.prefill_ms_per_token, spec.decode_ms_per_token, USUAL_SLOWDOWN)
         self._line = self._before
@@ -85,6 +92,7 @@ class ModelTimes:
 
     def add(self, work: Work) -> None:
         self.works.append(work)
+        self.newest_s = max(self.newest_s, work.ended_s)
         self._new += 1
 
     def settle(self) -> None:
@@ -100,9 +108,9 @@ class ModelTimes:
 
     def restore(self, works: Iterable[Work], line: Line, knows_prefill: bool, knows_decode: bool) -> None:
         """Go on from what another process knew."""
-        self.works.extend(works)
+        for work in works:
+            self.add(work)
         self._line, self.knows_prefill, self.knows_decode = line, knows_prefill, knows_decode
-        self._new = len(self.works)
 
     def _take(self, found: Fit, prompts: int, answers: int) -> None:
         """A constant that was known, and that these samples do not determine well, stays as it was."""
@@ -135,26 +143,32 @@ class ModelTimes:
 class EngineTimes:
     """What one engine was seen to take."""
 
-    __slots__ = ("adapter_load_ms", "decode", "prefill", "reports_cache")
+    __slots__ = ("adapter_load_ms", "decode", "extra_ms", "prefill", "reports_cache")
 
     def __init__(self) -> None:
         self.prefill = EngineFactor(prefill_share)
         self.decode = EngineFactor(decode_share)
+        self.extra_ms = 0.0  # of each request here, beyond what it takes at other engines of the model
         self.adapter_load_ms = Running(median, USUAL_LOAD_MS, LEAST_LOADS)
         self.reports_cache = False  # it once reported cached tokens; from then on none reported means 0
 
-    def add(self, work: Work) -> None:
+    def add(self, work: Work, model: ModelTimes) -> None:
         if work.own_tokens:
-            self.prefill.samples.append(work)
+            self.prefill.add(work, model.line, model.prefill_changes)
         if work.steps > LEAST_DECODE_TOKENS:
-            self.decode.samples.append(work)
+            self.decode.add(work, model.line, model.decode_changes)
 
-    def settle(self, line: Line) -> None:
+    def settle(self, model: ModelTimes) -> None:
+        line, now_s = model.line, model.newest_s
         changed_s = max(self.decode.changed_s(line), self.prefill.changed_s(line))
         for each in (self.decode, self.prefill):
             each.forget_before(changed_s)
-        self.decode.settle(line)
-        self.prefill.settle(line, self.decode.value)
+        self.decode.settle(line, model.decode_changes, now_s)
+        self.prefill.settle(line, model.prefill_changes, now_s, self.decode.value)
+        self.extra_ms = self.prefill.extra_ms(line, self.decode.value)
+        if self.extra_ms:
+            self.prefill.value = self.decode.value
+            return
         if self.decode.value != 1.0 and self.prefill.weight < LEAST_PREFILL_WEIGHT:
             self.prefill.value = self._prefill_within_answers(line)
 

@@ -8,7 +8,7 @@ what follows from it in force.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -42,7 +42,7 @@ class Learner:
             return known.rates
         found = self._other_rates.get(name)
         if found is None:
-            models = pool.routes.get(name) or {endpoint.model for endpoint in pool.serving(name)}
+            models = {endpoint.model for endpoint in pool.serving(name)} or set(pool.routes.get(name, ()))
             found = mean_rates([self.tokens[model].rates for model in models if model in self.tokens])
             if pool.knows(name) and len(self._other_rates) < _MOST_NAMES:
                 self._other_rates[name] = found
@@ -63,7 +63,7 @@ class Learner:
                 self._learn_load(seen, work, model, engine)
                 continue
             model.add(work)
-            engine.add(work)
+            engine.add(work, model)
         if seen.completion_tokens:
             model.answer_tokens.add(seen.completion_tokens)
         self._unsettled.add(seen.model)
@@ -74,33 +74,41 @@ class Learner:
         streamed, disturbed = seen.first_token_ms is not None, seen.engine_full or not model.knows_prefill
         if need is None or not need.load_tokens or need.wait_ms or disturbed or not streamed:
             return
-        load_ms = max(0.0, work.took_ms - model.line.ms(work) * engine.prefill.value)
+        load_ms = max(0.0, work.took_ms - model.line.ms(work) * engine.prefill.value - engine.extra_ms)
         model.adapter_load_ms.add(load_ms)
         engine.adapter_load_ms.add(load_ms)
 
     def settle(self, pool: Pool) -> None:
-        """Put what was learned since in force on the endpoints of its models.
+        """Put what was learned since in force on the endpoints of its models."""
+        for _ in self.settling(lambda: pool):
+            pass
 
-        Requests wait meanwhile, so a large pool's engines take turns: each is compared to its model a few calls later.
+    def settling(self, pool: Callable[[], Pool]) -> Iterator[None]:
+        """As `settle`, in steps of some milliseconds, between which requests can be served; `pool` is the present one.
+
+        A large pool's engines take turns: each is compared to its model a few calls later.
         """
         settled, self._unsettled = self._unsettled, set()
         for name in settled:
             model = self.models.get(name)
             if model is not None:
                 model.settle()
+                yield
             if name in self.tokens:
                 self.tokens[name].settle()
+                yield
         if settled:
             self._other_rates.clear()
         self._due.update(dict.fromkeys(which for which in self.engines if which[1] in settled))
         for which in list(islice(self._due, MOST_ENGINES_SETTLED)):
-            del self._due[which]
+            self._due.pop(which, None)
             engine, model = self.engines.get(which), self.models.get(which[1])
             if engine is not None and model is not None:
-                engine.settle(model.line)
+                engine.settle(model)
                 settled.add(which[1])
+                yield
         if settled:
-            self.apply([one for one in pool.endpoints if one.model in settled])
+            self.apply([one for one in pool().endpoints if one.model in settled])
 
     def settle_all(self, pool: Pool) -> None:
         """As `settle`, for all models and engines at once."""
@@ -132,6 +140,7 @@ class Learner:
                 line.slowdown if model.knows_decode else known.batch_slowdown,
                 model.answer_tokens.value,
                 (engine.adapter_load_ms if engine.adapter_load_ms.learned else model.adapter_load_ms).value,
+                line.fixed_ms * engine.prefill.value + engine.extra_ms if model.knows_prefill else known.fixed_ms,
             )
 
     def model_of(self, endpoint: Endpoint) -> ModelTimes:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.core.endpoint import BY_PROXY, Endpoint
+from fairlead.core.endpoint import BY_PROXY, BY_ROOM, Endpoint
 from fairlead.dialects import DIALECTS
 
 How = Literal["copy", "pull", "recompute"]
@@ -103,7 +103,7 @@ def way_between(source: Endpoint, target: Endpoint) -> How:
         return "recompute"
     if source.spec.kv_connector == "shared":
         return "pull"
-    if source.spec.kv_connector == BY_PROXY:
+    if source.spec.kv_connector in (BY_PROXY, BY_ROOM):
         return "recompute"
     safe = all(DIALECTS[e.spec.engine].transfers_safely(e.identity.version) for e in (source, target))
     return "copy" if safe else "recompute"

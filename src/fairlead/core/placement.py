@@ -51,7 +51,7 @@ class Placement:
         if target is None or not request.attempted:
             return target
         endpoint = self.pool.by_address.get(target)
-        return None if endpoint is None or endpoint.model in request.attempted else target
+        return None if endpoint is None or (request.name or endpoint.model) in request.attempted else target
 
     def credit(
         self, request: RequestFacts, held: Mapping[str, int], cached_tokens: dict[str, int], now_s: float
@@ -83,12 +83,13 @@ class Placement:
         held: Sequence[HeldBefore] = ()
         if request.prefix:
             held = self.index.insert(request.prefix, address, now_s, request.block_tokens)
-            endpoint = self.pool.by_address.get(address)
-            if endpoint is not None:
-                endpoint.indexed_blocks = self.index.blocks(address)
         if binds and request.session is not None and self.sessions.address_of(request.session) != address:
             self.sessions.bind(request.session, address, now_s)
         return held
+
+    def indexed_blocks(self, endpoint: Endpoint) -> int:
+        """Blocks kept for it. The index forgets a restarted engine at the next decision, not at its restart."""
+        return self.index.blocks(endpoint.address) if endpoint.generation == endpoint.indexed_generation else 0
 
     def roll_back(self, request: RequestFacts, address: str, cached_blocks: int, committed_s: float) -> None:
         """The prompt committed at `committed_s` was not computed at `address`, which had held `cached_blocks` of it."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from fairlead.core.endpoint import Endpoint
+from fairlead.core.facts import RequestFacts
 from fairlead.core.prefill_decode import prefilling_by_model
 from fairlead.core.price_table import PriceTable
 from fairlead.dialects import DIALECTS
@@ -28,20 +29,33 @@ class Pool:
         self.models = tuple(dict.fromkeys(endpoint.model for endpoint in endpoints))
         asked = {model: (model,) for model in (*self.expected, *self.models)} | self.routes
         answering = tuple(e for e in endpoints if e.spec.role != "prefill")
+        self._identities = [endpoint.identity for endpoint in endpoints]
+        # Further names that engines answer to: adapters, and second names of their model.
+        own = {*self.models, *self.routes}
+        self.names = frozenset(name for each in self._identities for name in each.models if name not in own)
+        self.adapters = self.names.intersection(name for each in self._identities for name in each.adapters)
+        of_name: dict[str | None, tuple[Endpoint, ...]] = {
+            name: tuple(e for e in answering if name in e.identity.models) for name in self.names
+        }
+        # Routes of which a model is such a name: each of their models is then a choice of its own.
+        self.mixed = {route: models for route, models in self.routes.items() if not self.names.isdisjoint(models)}
         self._serving: dict[str | None, tuple[Endpoint, ...]] = {
             name: tuple(e for e in answering if e.model in models) for name, models in asked.items()
         }
-        self._identities = [endpoint.identity for endpoint in endpoints]
-        # Further names that engines answer to: adapters, and second names of their model.
-        self.names = frozenset(name for each in self._identities for name in each.models if name not in asked)
-        self.adapters = self.names.intersection(name for each in self._identities for name in each.adapters)
-        for name in self.names:
-            self._serving[name] = tuple(e for e in answering if name in e.identity.models)
+        for route, models in self.mixed.items():
+            able = {e.address for name in models for e in of_name.get(name, ())}
+            self._serving[route] = tuple(e for e in answering if e.model in models or e.address in able)
+        self._serving |= of_name
         unnamed = tuple(e for e in answering if DIALECTS[e.spec.engine].serves_unnamed_models)
         self._serving[ANY_MODEL] = unnamed or answering
         self._serving[None] = answering
         self.prefilling = prefilling_by_model(self.endpoints)
-        self._tables = {name: PriceTable(serving) for name, serving in self._serving.items() if len(serving) > FEW}
+        self.has_halves = not all(e.spec.answers_alone for e in answering)
+        self._tables = {
+            name: PriceTable(serving, name if name in self.names else None)
+            for name, serving in self._serving.items()
+            if len(serving) > FEW and name not in self.mixed
+        }
 
     def renewed(self) -> Pool:
         """This pool, or, where engines list other models since it was made, one with these."""
@@ -56,6 +70,29 @@ class Pool:
         Of a pool without endpoints nobody can say what it will serve: it knows every name.
         """
         return name in self._serving or not self.endpoints
+
+    def may_be_adapter(self, name: str) -> bool:
+        """Whether requests for `name` may go to an adapter: it is one, or a route that has some."""
+        return name in self.adapters or name in self.mixed
+
+    def adapter_of(self, model: str, named: str) -> str:
+        """What engines call the adapter `named` of `model`; empty where none lists it.
+
+        Without a model it must be the adapter of one model alone. An adapter has none: its own name goes first.
+        """
+        if model != ANY_MODEL:
+            own = () if named.startswith(f"{model}:") else (named,)  # no SGLang takes its `base:adapter` here
+            return self._listed(model, (f"{model}:{named}", *own))
+        found = {self._listed(base, (f"{base}:{named}",)) for base in self.models} - {""}
+        return found.pop() if len(found) == 1 else ""
+
+    def _listed(self, base: str, names: Iterable[str]) -> str:
+        listed = (name for name in names if name in self.adapters)
+        return next((name for name in listed if any(each.model == base for each in self._serving[name])), "")
+
+    def called(self, request: RequestFacts, name: str) -> RequestFacts:
+        """`request` as one for `name`, if that is an adapter or a second name of an engine's model; else as it is."""
+        return request.called(name, is_adapter=name in self.adapters) if name in self.names else request
 
     def serving(self, name: str | None) -> tuple[Endpoint, ...]:
         """Endpoints that serve `name`, healthy or not."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from fairlead.core.endpoint import BY_PROXY, Endpoint
+from fairlead.core.endpoint import BY_PROXY, BY_ROOM, Endpoint
 from fairlead.dialects import DIALECTS
 
 if TYPE_CHECKING:
@@ -45,16 +45,18 @@ class Hops(msgspec.Struct, frozen=True, gc=False):
 
 
 class PrefillChoice(msgspec.Struct, frozen=True, gc=False):
-    """Both ways of a request, of which the cheaper is taken."""
+    """Both ways of a request, of which the cheaper is taken; the second, where the endpoint cannot do without."""
 
     alone: Hops
     split: Hops
     prefiller_cached_tokens: int = 0  # of the prompt, at the prefiller
     prefiller_cached_blocks: int = 0
+    must_split: bool = False
+    else_alone: bool = False  # whoever is tried next does both halves: nothing of the first attempt binds it
 
     @property
     def is_split(self) -> bool:
-        return self.split.total_ms() < self.alone.total_ms()
+        return self.must_split or self.split.total_ms() < self.alone.total_ms()
 
     @property
     def taken(self) -> Hops:
@@ -88,7 +90,7 @@ def may_pass_on(source: Endpoint, target: Endpoint) -> bool:
     connector = source.spec.kv_connector
     if source is target or connector != target.spec.kv_connector:
         return False
-    return connector == BY_PROXY or all(
+    return connector in (BY_PROXY, BY_ROOM) or all(
         DIALECTS[e.spec.engine].transfers_safely(e.identity.version) for e in (source, target)
     )
 
@@ -120,7 +122,7 @@ def cheapest_split(
     `cached_tokens` by address; of `at` they are what need not be transferred.
     """
     queue_ms = at.prefill_ms_per_token * at.pending_prefill_tokens
-    if queue_ms > _LONGEST_WAIT_MS:
+    if queue_ms > _LONGEST_WAIT_MS and decoder.spec.answers_alone:
         return None
     lacking = tokens - min(cached_tokens.get(at.address, 0), tokens)
     transfer_ms = TRANSFER_SETUP_MS + transfer_ms_per_token * lacking

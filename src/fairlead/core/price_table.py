@@ -46,6 +46,7 @@ class PriceTable:
         "_healthy",
         "_kinds",
         "_lengths",
+        "_name",
         "_policy",
         "_positions",
         "_prefills",
@@ -56,7 +57,9 @@ class PriceTable:
         "shortest_length",
     )
 
-    def __init__(self, serving: Sequence[Endpoint]) -> None:
+    def __init__(self, serving: Sequence[Endpoint], name: str | None = None) -> None:
+        """`name` is what requests call what they serve, where that is an adapter or a second name of their model."""
+        self._name = name
         self.endpoints: Sequence[Endpoint] = ()  # those that are healthy, in the order of the pool
         self.shortest_length = inf  # of context, of any of them
         self._serving = serving
@@ -109,7 +112,7 @@ class PriceTable:
         if len(among) != len(self.endpoints):
             positions = [self._positions[e.address] for e in among]
             columns = [[column[i] for i in positions] for column in columns]
-        fixed, prefill, contention, decode, answers, inflight, kinds, spreads = columns
+        once, prefill, contention, decode, answers, inflight, kinds, spreads = columns
         least = int(min(inflight))
         limit = request.max_output_tokens
         of_prompt = request.language, request.bucket, request.tokens, request.task
@@ -122,12 +125,12 @@ class PriceTable:
         if needs:
             # As `rank` adds it up: the load of an adapter to what a request costs whatever its length.
             contended, of, weight = list(contended), needs.get, policy.adapter_weight
-            fixed = [
+            once = [
                 ms if (need := of(e.address)) is None else ms + weight * adapter_ms(need, each)
-                for ms, each, e in zip(fixed, contended, among, strict=True)
+                for ms, each, e in zip(once, contended, among, strict=True)
             ]
         costs = costs_ms(
-            fixed,
+            once,
             contended,
             decode,
             self._uncached(request.tokens, among, cached_tokens),
@@ -167,9 +170,9 @@ class PriceTable:
         self._policy = policy
 
     def _row(self, policy: Priced, endpoint: Endpoint) -> tuple[float, ...]:
-        """Fixed, prefill, contention and decode ms, tokens of an answer, requests in flight, the kind, the spread."""
+        """Ms once, of prefill, contention and decoding; tokens of an answer, requests in flight, kind, spread."""
         load, speed, spec = endpoint.load, endpoint.speed, endpoint.spec
-        network_ms, queue_ms, prefill_ms, contention_ms, decode_ms, spread_ms = policy.prices(
+        network_ms, fixed_ms, queue_ms, prefill_ms, contention_ms, decode_ms, spread_ms = policy.prices(
             Standing(
                 endpoint.rtt_ms,
                 load.inflight_requests,
@@ -180,11 +183,13 @@ class PriceTable:
                 endpoint.rtt_spread_ms,
                 load.decoding_requests,
                 speed.answer_tokens,
+                speed.fixed_ms,
             )
         )
-        kind = self._kind(spec.model, spec.capability)
+        kind = self._kind(self._name or spec.model, spec.capability_of(self._name or ""))
         answer_tokens, inflight = speed.answer_tokens, load.inflight_requests
-        return network_ms + queue_ms, prefill_ms, contention_ms, decode_ms, answer_tokens, inflight, kind, spread_ms
+        once_ms = network_ms + fixed_ms + queue_ms
+        return once_ms, prefill_ms, contention_ms, decode_ms, answer_tokens, inflight, kind, spread_ms
 
     def _kind(self, model: str, capability: Capability) -> int:
         for kind, (kinds_model, kinds_capability) in enumerate(self._kinds):

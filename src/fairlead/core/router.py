@@ -6,13 +6,15 @@ policy's advice. The caller passes the clock; the server and the simulator call 
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from random import Random
-from typing import Final, cast
+from typing import Final, NamedTuple
 
-from fairlead.core.adapter_slots import AdapterNeed, adapter_needs
+import msgspec
+
+from fairlead.core.adapter_slots import adapter_needs
+from fairlead.core.advice import Advice, Options
 from fairlead.core.candidates import NO_NEEDS, Candidate, candidates, fitting
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
@@ -20,22 +22,31 @@ from fairlead.core.hop import Hop
 from fairlead.core.in_flight import InFlight
 from fairlead.core.ledger import Ticket
 from fairlead.core.migration import NOTHING_IS_HOT, Rules
-from fairlead.core.moves import Move
+from fairlead.core.moves import Move, Stay
 from fairlead.core.placement import Placement
-from fairlead.core.policy import Decision, Outcome, Policy, Priced, Ranked, Ranking, Refusal, Tuner, Why
+from fairlead.core.policy import Credit, Decision, Policy, Ranked, Ranking, Refusal
 from fairlead.core.pool import Pool
-from fairlead.core.prefill_decode import PrefillChoice, alone, cheapest_split, may_pay, prefillers
+from fairlead.core.prefill_decode import PrefillChoice, alone, cheapest_split, may_pass_on, may_pay, prefillers
 from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.price_table import PriceTable
-from fairlead.core.ranking import first_in_order, least_first
 from fairlead.core.sessions import SessionTable
 from fairlead.core.slo import meeting
 
 _UNRANKED: Final = Ranking(())
-SHOWN_CANDIDATES: Final = 8  # of a decision, in the log; a decision over 1,000 endpoints must not keep 1,000 costs
+_NO_FORMS: Final[Mapping[str, int]] = {}
 
 
-class Router(Placement):
+class _Known(NamedTuple):
+    """What endpoints have cached of a prompt, by address. A form is an order of its context that reuse may choose."""
+
+    own_blocks: Mapping[str, int]  # of the prompt as it came
+    blocks: Mapping[str, int]  # of its best form
+    forms: Mapping[str, int]  # which that is, where it is another
+    tokens: Mapping[str, int]
+    credits: Mapping[str, Credit]
+
+
+class Router(Placement, Advice):
     """Decides over one pool with one policy; both may be replaced between two decisions (`pool`, `use`)."""
 
     def __init__(
@@ -49,23 +60,14 @@ class Router(Placement):
         sessions: SessionTable | None = None,
         rules: Rules = NOTHING_IS_HOT,
     ) -> None:
-        super().__init__(
+        Placement.__init__(
+            self,
             pool,
             index if index is not None else PrefixIndex(),
             sessions if sessions is not None else SessionTable(),
             rules,
         )
-        self.fallbacks = fallbacks
-        self.policy_failures = 0
-        self.last_policy_failure = ""
-        self._rng = rng
-        self.decided = 0  # requests so far
-        self.use(policy)
-
-    def use(self, policy: Policy, tuner: Tuner | None = None) -> None:
-        """Decide by `policy` from now on; `tuner` may change its weights, else the tuner that the policy names."""
-        self.policy = policy
-        self.tuner = tuner if tuner is not None else policy.tuner(self._rng)
+        Advice.__init__(self, policy, fallbacks, rng)
 
     def admit(
         self,
@@ -80,6 +82,8 @@ class Router(Placement):
         cost only falls with what it has cached, so ranking each with the form that it holds most of chooses the best
         pair of endpoint and form.
         """
+        if (models := self.pool.mixed.get(request.model or "")) is not None:
+            request = self._for_one_of(models, request, subset, now_s)
         decision = self._decide(request, subset, now_s, others)
         if isinstance(decision, Refusal):
             return decision
@@ -99,16 +103,29 @@ class Router(Placement):
             raise
         return InFlight(self, self.feedback, request, decision, ticket)
 
-    def feedback(self, decision: Decision, outcome: Outcome, now_s: float) -> None:
-        """`decision` has ended: pass its outcome to the tuner."""
-        try:
-            policy = self.tuner.observe(decision, outcome, self.decided, now_s)
-        except Exception:  # as in `_rank`: counted, and the weights stay as they are
-            self.last_policy_failure = traceback.format_exc(limit=-8)
-            self.policy_failures += 1
-            return
-        if policy is not None:
-            self.policy = policy
+    def _for_one_of(
+        self, models: Sequence[str], request: RequestFacts, subset: Collection[str] | None, now_s: float
+    ) -> RequestFacts:
+        """`request` for that one of a route's models and adapters whose best endpoint costs least.
+
+        One engine may serve several of them, with other cached prefixes and another capability for each.
+        """
+        chosen, least = request, (True, True, inf)
+        for model in models:
+            asked = self.pool.called(msgspec.structs.replace(request, model=model), model)
+            table, endpoints = self._open_to(asked, subset, now_s)
+            if not endpoints:
+                continue
+            held = self.index.match(asked.prefix, now_s) if asked.prefix else {}
+            needs = adapter_needs(asked.adapter, endpoints) if asked.adapter else NO_NEEDS
+            target = self.affinity_target(asked, now_s)
+            ranking, _ = self.rank(Options(asked, table, endpoints, _in_tokens(held, asked), target, needs))
+            first, length = ranking.order[0], endpoints[0].max_model_len
+            # As among a route's own models: a last resort, or one that the prompt does not fit, only if all are.
+            cost = not endpoints[0].health.healthy, length is not None and request.tokens > length, first.score
+            if cost < least:
+                chosen, least = asked, cost
+        return chosen
 
     def _decide(
         self, request: RequestFacts, subset: Collection[str] | None, now_s: float, others: Sequence[Sequence[int]]
@@ -118,55 +135,48 @@ class Router(Placement):
         table, endpoints = self._open_to(request, subset, now_s)
         if not endpoints:
             return Refusal("no_endpoint")
-        own, held, forms = self._held(request, others, now_s)
-        cached_tokens = _in_tokens(held, request) if held else {}
-        credits = {} if others else self.credit(request, held, cached_tokens, now_s)
+        if self.pool.has_halves:
+            endpoints = self._answering(request, endpoints, subset)
+            if not endpoints:
+                return Refusal("no_endpoint")
+        known = self._known(request, others, now_s)
         needs = adapter_needs(request.adapter, endpoints) if request.adapter else NO_NEEDS
         if request.slo is not None and not request.unread:
-            met = meeting(request.slo, endpoints, request, cached_tokens, needs)
+            met = meeting(request.slo, endpoints, request, known.tokens, needs)
             if not met.endpoints and request.slo.refuses:
                 return Refusal("slo_unmet", met.late_ms)
             endpoints = met.endpoints or endpoints
         bound = self.affinity_target(request, now_s)
-        target = bound if bound is None else self.planner.stayed_at(request, bound, endpoints, cached_tokens)
+        target = bound if bound is None else self.planner.stayed_at(request, bound, endpoints, known.tokens)
         if self.planner.draining:
             endpoints = self.planner.without_draining(endpoints, target)
-        (ranked, why), best = self._rank(request, table, endpoints, cached_tokens, target, needs)
-        first = ranked[0].candidate
-        cached, migration = first.cached_tokens, None
-        if first.is_affine:
-            migration = self.planner.consider(
-                request, self.pool.by_address[first.address], endpoints, cached_tokens, now_s
-            )
+        options = Options(request, table, endpoints, known.tokens, target, needs)
+        ranking, best = self.rank(options)
+        first = ranking.order[0].candidate
+        migration: Move | Stay | None = None
+        if first.is_affine and self.pool.by_address[first.address].spec.answers_alone:
+            source = self.pool.by_address[first.address]
+            migration = self.planner.consider(request, source, endpoints, known.tokens, now_s)
             if isinstance(migration, Move) and migration.redirects:
-                why, to = "migration", migration.target
-                if len(ranked) < len(endpoints) and all(r.candidate.address != to for r in ranked):
-                    ranked = [*ranked, self._unranked(to, request, cached_tokens, needs)]
-                ranked = sorted(ranked, key=lambda r: r.candidate.address != to)
-                best = tuple(sorted(best, key=lambda r: r.candidate.address != to))
-                first = ranked[0].candidate
-                cached = migration.tokens if migration.how == "pull" else first.cached_tokens
+                ranking, best = self._redirected(options, ranking, best, migration.target)
+        first = ranking.order[0].candidate
+        cached_tokens = first.cached_tokens
+        if isinstance(migration, Move) and migration.redirects and migration.how == "pull":
+            cached_tokens = migration.tokens
         prefill: PrefillChoice | None = None
         if self.pool.prefilling and request.may_split and migration is None:
-            known = cached_tokens, held
-            prefill, by_split = self._prefill(request, table, endpoints, first, known, subset, target, now_s)
+            prefill, by_split = self._prefill(options, first, known, subset, now_s)
             if prefill is not None and prefill.is_split:
-                ranked, why = by_split
-                first = ranked[0].candidate
-                cached = min(cached_tokens.get(first.address, 0), request.tokens)
-        addresses = [first.address]
-        for r in ranked[1:]:
-            if len(addresses) > self.fallbacks:
-                break
-            if r.candidate.model == first.model:  # the body names the model, so a fallback must serve it too
-                addresses.append(r.candidate.address)
+                ranking = by_split
+                first = ranking.order[0].candidate
+                cached_tokens = min(known.tokens.get(first.address, 0), request.tokens)
         self.decided += 1
-        form_blocks = held.get(first.address, 0) - own.get(first.address, 0)
+        form_blocks = known.blocks.get(first.address, 0) - known.own_blocks.get(first.address, 0)
         return Decision(
-            addresses=tuple(addresses),
+            addresses=self._in_order_of_trial(ranking),
             model=request.model if request.model in self.pool.names else first.model,
-            why=why,
-            cached_tokens=cached,
+            why=ranking.why,
+            cached_tokens=cached_tokens,
             queued_tokens=first.pending_prefill_tokens,
             rtt_ms=first.rtt_ms,
             considered=len(endpoints),
@@ -174,68 +184,98 @@ class Router(Placement):
             policy=self.policy,
             decided_s=now_s,
             number=self.decided,
-            form=forms.get(first.address, 0),
+            form=known.forms.get(first.address, 0),
             form_tokens=int(form_blocks * request.block_tokens),
             migration=migration,
-            cached_blocks=held.get(first.address, 0),
-            credit=credits.get(first.address),
+            cached_blocks=known.blocks.get(first.address, 0),
+            credit=known.credits.get(first.address),
             prefill=prefill,
             adapter=first.adapter,
             strayed=target != bound and first.is_affine,
         )
 
+    def _answering(
+        self, request: RequestFacts, endpoints: Sequence[Endpoint], subset: Collection[str] | None
+    ) -> Sequence[Endpoint]:
+        """Those of `endpoints` that can answer it, alone or with one that computes its prompt."""
+        able = {e.model: self._prefillers(request, e.model, subset) for e in endpoints} if request.may_split else {}
+        return [e for e in endpoints if e.spec.answers_alone or any(may_pass_on(p, e) for p in able.get(e.model, ()))]
+
+    def _prefillers(self, request: RequestFacts, model: str, subset: Collection[str] | None) -> list[Endpoint]:
+        """Who may compute its prompt for an endpoint of `model` now."""
+        name = request.model if request.model in self.pool.names else model
+        return prefillers(self.pool.prefilling.get(model, ()), name, subset, self.planner.draining)
+
+    def _in_order_of_trial(self, ranking: Ranking) -> tuple[str, ...]:
+        """The address chosen, and its fallbacks: of its model, as the body names it."""
+        first = ranking.order[0].candidate
+        addresses = [first.address]
+        for ranked in ranking.order[1:]:
+            if len(addresses) > self.fallbacks:
+                break
+            if ranked.candidate.model == first.model:
+                addresses.append(ranked.candidate.address)
+        return tuple(addresses)
+
+    def _redirected(
+        self, options: Options, ranking: Ranking, best: tuple[Ranked, ...], target: str
+    ) -> tuple[Ranking, tuple[Ranked, ...]]:
+        """A move sends the request to `target`, which may not be on the shortlist."""
+        order = ranking.order
+        if len(order) < len(options.endpoints) and all(r.candidate.address != target for r in order):
+            request, cached_tokens, needs = options.request, options.cached_tokens, options.needs
+            (moved,) = candidates([self.pool.by_address[target]], request, cached_tokens, needs=needs)
+            order = [*order, Ranked(moved, inf)]
+        order = sorted(order, key=lambda r: r.candidate.address != target)
+        return Ranking(order, "migration"), tuple(sorted(best, key=lambda r: r.candidate.address != target))
+
     def _prefill(
-        self,
-        request: RequestFacts,
-        table: PriceTable | None,
-        endpoints: Sequence[Endpoint],
-        first: Candidate,
-        known: tuple[Mapping[str, int], Mapping[str, int]],
-        subset: Collection[str] | None,
-        target: str | None,
-        now_s: float,
+        self, options: Options, first: Candidate, known: _Known, subset: Collection[str] | None, now_s: float
     ) -> tuple[PrefillChoice | None, Ranking]:
         """Both ways for a request that goes to `first` if it is alone; and who decodes it otherwise, best first.
 
-        Who decodes is ranked by the policy as if each had the whole prompt: so it finds it when it begins. `known` are
-        the tokens and the blocks of the prompt that are cached, by address.
+        Who decodes is ranked by the policy as if each had the whole prompt: so it finds it when it begins.
         """
-        cached_tokens, held = known
-        among = self.pool.prefilling.get(first.model, ())
-        if not among or not may_pay(first):
+        request = options.request
+        must = not self.pool.by_address[first.address].spec.answers_alone
+        if first.model not in self.pool.prefilling or not (must or may_pay(first)):
             return None, _UNRANKED
-        name = request.model if request.model in self.pool.names else first.model
-        able = prefillers(among, name, subset, self.planner.draining)
+        able = self._prefillers(request, first.model, subset)
         for endpoint in able:
             endpoint.prefills.settle(now_s)
         self.forget_restarted(able)
-        alike = [e for e in endpoints if e.model == first.model]
+        alike = [e for e in options.endpoints if e.model == first.model and not (must and e.spec.answers_alone)]
         whole = dict.fromkeys([e.address for e in alike], request.tokens)
-        ranking, _ = self._rank(request, table, alike, whole, target, NO_NEEDS)
+        ranking, _ = self.rank(Options(request, options.table, alike, whole, options.target, NO_NEEDS))
         at = ranking.order[0].candidate
         decoder = self.pool.by_address[at.address]
         ms_per_token = self.transfers.ms_per_token(decoder)
-        split = cheapest_split(at, decoder, able, request.tokens, cached_tokens, ms_per_token)
+        split = cheapest_split(at, decoder, able, request.tokens, known.tokens, ms_per_token)
         if split is None:
             return None, _UNRANKED
-        cached = min(cached_tokens.get(split.prefiller, 0), request.tokens)
-        return PrefillChoice(alone(first), split, cached, held.get(split.prefiller, 0)), ranking
+        cached = min(known.tokens.get(split.prefiller, 0), request.tokens)
+        blocks = known.blocks.get(split.prefiller, 0)
+        able_alone = [e for e in options.endpoints if must and e.model == first.model and e.spec.answers_alone]
+        if able_alone:
+            others, _ = self.rank(Options(request, options.table, able_alone, known.tokens, options.target, NO_NEEDS))
+            ranking = Ranking([ranking.order[0], *others.order], ranking.why)
+        both = alone(first), split, cached, blocks
+        return PrefillChoice(*both, must_split=must, else_alone=bool(able_alone)), ranking
 
-    def _held(
-        self, request: RequestFacts, others: Sequence[Sequence[int]], now_s: float
-    ) -> tuple[Mapping[str, int], Mapping[str, int], Mapping[str, int]]:
-        """By address: blocks cached of the request's own form, of its best form, and which form that is, if another."""
+    def _known(self, request: RequestFacts, others: Sequence[Sequence[int]], now_s: float) -> _Known:
+        """What the endpoints have cached of the request's own form, and of its best form."""
         own = self.index.match(request.prefix, now_s) if request.prefix else {}
         if not others:
-            return own, own, {}
-        held = dict(own)
+            tokens = _in_tokens(own, request) if own else {}
+            return _Known(own, own, _NO_FORMS, tokens, self.credit(request, own, tokens, now_s))
+        blocks = dict(own)
         forms: dict[str, int] = {}
         for form, chain in enumerate(others, 1):
-            for address, blocks in self.index.match(chain, now_s).items():
-                if blocks > held.get(address, 0):
-                    held[address] = blocks
+            for address, held in self.index.match(chain, now_s).items():
+                if held > blocks.get(address, 0):
+                    blocks[address] = held
                     forms[address] = form
-        return own, held, forms
+        return _Known(own, blocks, forms, _in_tokens(blocks, request) if blocks else {}, {})
 
     def _open_to(
         self, request: RequestFacts, subset: Collection[str] | None, now_s: float
@@ -258,81 +298,8 @@ class Router(Placement):
         self.forget_restarted(endpoints)
         return None, fitting(endpoints, request)
 
-    def _rank(
-        self,
-        request: RequestFacts,
-        table: PriceTable | None,
-        endpoints: Sequence[Endpoint],
-        cached_tokens: Mapping[str, int],
-        target: str | None,
-        needs: Mapping[str, AdapterNeed],
-    ) -> tuple[Ranking, tuple[Ranked, ...]]:
-        """A body that is not read gives a policy nothing to go by: such a request goes where the load is least."""
-        policy = self.policy
-        if not request.unread and table is not None and getattr(policy, "priced", False):
-            try:
-                return self._shortlist(cast("Priced", policy), request, table, endpoints, cached_tokens, target, needs)
-            except Exception:  # as below
-                self.last_policy_failure = traceback.format_exc(limit=-8)
-                self.policy_failures += 1
-        options = candidates(endpoints, request, cached_tokens, target, None, needs)
-        if request.unread:
-            return Ranking(least_first(options, _untried_and_idle), "fallback"), ()
-        try:
-            ranking = policy.rank(request, options, self._rng)
-            if len(ranking.order) == len(options):
-                return ranking, tuple(ranking.order[:SHOWN_CANDIDATES])
-            self.last_policy_failure = (
-                f"{type(policy).__name__} ranked {len(ranking.order)} of {len(options)} candidates"
-            )
-        except Exception:  # a bug in a policy must not fail the request: serve it, keep the cause for the log
-            self.last_policy_failure = traceback.format_exc(limit=-8)
-        self.policy_failures += 1
-        return Ranking(least_first(options, _untried_and_idle), "fallback"), ()
-
-    def _shortlist(
-        self,
-        policy: Priced,
-        request: RequestFacts,
-        table: PriceTable,
-        endpoints: Sequence[Endpoint],
-        cached_tokens: Mapping[str, int],
-        target: str | None,
-        needs: Mapping[str, AdapterNeed],
-    ) -> tuple[Ranking, tuple[Ranked, ...]]:
-        """The ranking down to what is shown, and to the fallbacks of the model that comes first."""
-        costs_ms, spreads, least = table.scores(policy, request, endpoints, cached_tokens, needs)
-        width, fallbacks = policy.tie_ms, self.fallbacks + 2  # a move may put one more first
-        order = first_in_order(costs_ms, endpoints, max(SHOWN_CANDIDATES, fallbacks), tie_width=width, spreads=spreads)
-        model = endpoints[order[0]].model
-        if any(endpoints[i].model != model for i in order):
-            same, least_ms = [i for i, e in enumerate(endpoints) if e.model == model], min(costs_ms)
-            theirs, those = [costs_ms[i] for i in same], [endpoints[i] for i in same]
-            spread = None if spreads is None else [spreads[i] for i in same]
-            first = first_in_order(theirs, those, fallbacks, tie_width=width, spreads=spread, least=least_ms)
-            order += [same[i] for i in first if same[i] not in order]
-        options = candidates([endpoints[i] for i in order], request, cached_tokens, target, least, needs)
-        ranked = [Ranked(option, costs_ms[i]) for option, i in zip(options, order, strict=True)]
-        why: Why = "affinity" if options[0].is_affine else "cost"
-        return Ranking(ranked, why), tuple(ranked[:SHOWN_CANDIDATES])
-
-    def _unranked(
-        self,
-        address: str,
-        request: RequestFacts,
-        cached_tokens: Mapping[str, int],
-        needs: Mapping[str, AdapterNeed],
-    ) -> Ranked:
-        """An endpoint that a move chose, though it is not on the shortlist."""
-        (candidate,) = candidates([self.pool.by_address[address]], request, cached_tokens, needs=needs)
-        return Ranked(candidate, inf)
-
 
 def _in_tokens(held: Mapping[str, int], request: RequestFacts) -> dict[str, int]:
     """Most endpoints hold as many blocks as each other: those of a shared system prompt."""
     tokens_of = {blocks: request.tokens_in(blocks) for blocks in set(held.values())}
     return {address: tokens_of[blocks] for address, blocks in held.items()}
-
-
-def _untried_and_idle(candidate: Candidate) -> float:
-    return candidate.attempts * 1e6 + candidate.inflight_requests

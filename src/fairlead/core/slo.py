@@ -29,7 +29,7 @@ class Met(msgspec.Struct, frozen=True, gc=False):
 def expected_first_token_ms(at: Candidate) -> float:
     """From the decision to the first token at the client."""
     return _first_token_ms(
-        at.rtt_ms,
+        at.rtt_ms + at.fixed_ms,
         at.prefill_ms_per_token * (at.pending_prefill_tokens + at.uncached_tokens),
         expected_pace_ms(at) if at.decoding_requests else 0.0,
     ) + (0.0 if at.adapter is None else adapter_ms(at.adapter, at.prefill_ms_per_token))
@@ -61,7 +61,7 @@ def meeting(
         decoding, step_ms = load.decoding_requests, pace_ms(endpoint)
         uncached = max(0, request.tokens - cached_tokens.get(endpoint.address, 0))
         prefill_ms = speed.prefill_ms_per_token * (load.pending_prefill_tokens + uncached)
-        first_ms = _first_token_ms(endpoint._rtt_ms, prefill_ms, step_ms if decoding else 0.0)
+        first_ms = _first_token_ms(endpoint._rtt_ms + speed.fixed_ms, prefill_ms, step_ms if decoding else 0.0)
         if needs and (need := needs.get(endpoint.address)) is not None:
             first_ms += adapter_ms(need, speed.prefill_ms_per_token)
         if first_ms <= slo.ttft_ms and step_ms <= slo.tpot_ms:
@@ -76,12 +76,14 @@ def least_first_token_ms(
     """At whichever of `endpoints` it would come first if they were idle; 0 without any."""
     return min(
         (
-            e._rtt_ms + e._speed.prefill_ms_per_token * max(0, request.tokens - cached_tokens.get(e.address, 0))
+            e._rtt_ms
+            + e._speed.fixed_ms
+            + e._speed.prefill_ms_per_token * max(0, request.tokens - cached_tokens.get(e.address, 0))
             for e in endpoints
         ),
         default=0.0,
     )
 
 
-def _first_token_ms(rtt_ms: float, prefill_ms: float, step_ms: float) -> float:
-    return rtt_ms + prefill_ms + STEPS_BEFORE * step_ms
+def _first_token_ms(fixed_ms: float, prefill_ms: float, step_ms: float) -> float:
+    return fixed_ms + prefill_ms + STEPS_BEFORE * step_ms

@@ -1,6 +1,6 @@
 """fairlead: the default policy. Network, cache, queue and decoding in one cost, divided by the chance of being right.
 
-cost = (rtt_weight * rtt
+cost = (rtt_weight * rtt + fixed
         + prefill_ms_per_token * uncached * (1 + evict_weight + crowd_weight * least in-flight of all candidates
                                                + stall_weight * decoding)
         + prefill_ms_per_token * queue_weight * pending
@@ -8,6 +8,9 @@ cost = (rtt_weight * rtt
         + decode_ms_per_token * (output + batch_weight * batch_slowdown * in-flight
                                           * (output + max(0, least_answer_tokens - usual answer)))
        ) / Q * penalty^attempts
+What a request costs an engine whatever its length (`fixed`) is learned with the speeds and counts once, for its own
+request: it is time in the server and between steps, which others do not wait for.
+
 A prefill stalls the requests that decode there. Wherever it goes, it also delays what comes after it, which is as much
 as the least loaded endpoint has: so a pool without idle endpoints prefers cached prefixes more. In a full cache each
 token that is computed evicts another, and `evict_weight` is the chance that somebody asks for that one again. An answer
@@ -54,6 +57,7 @@ class Fairlead(Rule, frozen=True):
             queue_ms += decode_ms * alongside * (self.least_answer_tokens - at.answer_tokens)
         return (
             self.rtt_weight * at.rtt_ms,
+            at.fixed_ms,
             queue_ms,
             prefill_ms * (1 + self.evict_weight + self.stall_weight * at.decoding_requests),
             prefill_ms * self.crowd_weight,
@@ -61,36 +65,43 @@ class Fairlead(Rule, frozen=True):
             self.rtt_weight * at.rtt_spread_ms,
         )
 
-    def latency_terms(self, c: Candidate) -> tuple[float, float, float, float]:
-        """Network, prefill, queue and decoding at one candidate, in ms."""
+    def latency_terms(self, c: Candidate) -> tuple[float, float, float, float, float]:
+        """Network, fixed, prefill, queue and decoding at one candidate, in ms."""
         return latency_terms(self.prices(c), c.uncached_tokens, c.least_inflight_requests, c.output_tokens)
 
     def adapter_ms(self, c: Candidate) -> float:
         """Of a request for an adapter that has no slot at this candidate; 0 for any other."""
         if c.adapter is None:
             return 0.0
-        _, _, prefill, contention, _, _ = self.prices(c)
+        _, _, _, prefill, contention, _, _ = self.prices(c)
         return self.adapter_weight * adapter_ms(c.adapter, prefill + c.least_inflight_requests * contention)
 
     def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:
         prices, penalty, least = self.prices, self.retry_penalty, candidates[0].least_inflight_requests
         costs_ms, spreads_ms = [], []
         for c in candidates:
-            network, queue, prefill, contention, decode, spread = prices(c)  # added up as in `core.cost.costs_ms`
-            fixed = network + queue
+            network, fixed, queue, prefill, contention, decode, spread = prices(
+                c
+            )  # added up as in `core.cost.costs_ms`
+            once = network + fixed + queue
             if c.adapter is not None:
-                fixed += self.adapter_ms(c)
-            latency = fixed + c.uncached_tokens * (prefill + least * contention) + c.output_tokens * decode
+                once += self.adapter_ms(c)
+            latency = once + c.uncached_tokens * (prefill + least * contention) + c.output_tokens * decode
             costs_ms.append(latency * cost_factor(c.success_probability, penalty, c.attempts))
             spreads_ms.append(spread / c.success_probability)
         order = in_order(candidates, costs_ms, tie_width=self.tie_ms, spreads=spreads_ms if any(spreads_ms) else None)
         return Ranking(order, "affinity" if order[0].candidate.is_affine else "cost")
 
     def explain(self, candidate: Candidate) -> CostTerms:
+        rtt_ms, fixed_ms, prefill_ms, queue_ms, decode_ms = self.latency_terms(candidate)
         return CostTerms(
-            *self.latency_terms(candidate),
+            rtt_ms,
+            prefill_ms,
+            queue_ms,
+            decode_ms,
             candidate.success_probability,
             candidate.attempts,
             self.retry_penalty,
             self.adapter_ms(candidate),
+            fixed_ms,
         )

@@ -1,0 +1,111 @@
+"""The policy that is in force: it ranks the endpoints of each request, and its tuner hears what came of it.
+
+A policy is a plug-in: what it raises, or leaves out, costs the request only its advice. Such a request goes where the
+load is least, and the failure is counted and kept for the log.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Final, NamedTuple, cast
+
+from fairlead.core.adapter_slots import AdapterNeed
+from fairlead.core.candidates import Candidate, candidates
+from fairlead.core.endpoint import Endpoint
+from fairlead.core.facts import RequestFacts
+from fairlead.core.policy import Decision, Outcome, Policy, Priced, Ranked, Ranking, Tuner, Why
+from fairlead.core.price_table import PriceTable
+from fairlead.core.ranking import first_in_order, least_first
+
+_SHOWN_CANDIDATES: Final = 8  # of a decision, in the log; a decision over 1,000 endpoints must not keep 1,000 costs
+
+
+class Options(NamedTuple):
+    """What a policy chooses from: the endpoints that the request may go to, and what is known of it at each.
+
+    `table` holds them where the pool keeps one; `cached_tokens` and `needs` are by address.
+    """
+
+    request: RequestFacts
+    table: PriceTable | None
+    endpoints: Sequence[Endpoint]
+    cached_tokens: Mapping[str, int]
+    target: str | None  # the session's endpoint
+    needs: Mapping[str, AdapterNeed]
+
+
+class Advice:
+    """`policy` may be replaced between two decisions (`use`); `decided` counts the requests so far."""
+
+    def __init__(self, policy: Policy, fallbacks: int, rng: Random) -> None:
+        self.fallbacks = fallbacks
+        self.policy_failures = 0
+        self.last_policy_failure = ""
+        self.decided = 0
+        self._rng = rng
+        self.use(policy)
+
+    def use(self, policy: Policy, tuner: Tuner | None = None) -> None:
+        """Decide by `policy` from now on; `tuner` may change its weights, else the tuner that the policy names."""
+        self.policy = policy
+        self.tuner = tuner if tuner is not None else policy.tuner(self._rng)
+
+    def feedback(self, decision: Decision, outcome: Outcome, now_s: float) -> None:
+        """`decision` has ended: pass its outcome to the tuner."""
+        try:
+            policy = self.tuner.observe(decision, outcome, self.decided, now_s)
+        except Exception:  # as in `rank`: counted, and the weights stay as they are
+            self.last_policy_failure = traceback.format_exc(limit=-8)
+            self.policy_failures += 1
+            return
+        if policy is not None:
+            self.policy = policy
+
+    def rank(self, options: Options) -> tuple[Ranking, tuple[Ranked, ...]]:
+        """A body that is not read gives a policy nothing to go by: such a request goes where the load is least."""
+        policy = self.policy
+        request, table, endpoints, cached_tokens, target, needs = options
+        if not request.unread and table is not None and getattr(policy, "priced", False):
+            try:
+                return self._shortlist(cast("Priced", policy), table, options)
+            except Exception:  # as below
+                self.last_policy_failure = traceback.format_exc(limit=-8)
+                self.policy_failures += 1
+        offered = candidates(endpoints, request, cached_tokens, target, None, needs)
+        if request.unread:
+            return Ranking(least_first(offered, _untried_and_idle), "fallback"), ()
+        try:
+            ranking = policy.rank(request, offered, self._rng)
+            if len(ranking.order) == len(offered):
+                return ranking, tuple(ranking.order[:_SHOWN_CANDIDATES])
+            self.last_policy_failure = (
+                f"{type(policy).__name__} ranked {len(ranking.order)} of {len(offered)} candidates"
+            )
+        except Exception:  # a bug in a policy must not fail the request: serve it, keep the cause for the log
+            self.last_policy_failure = traceback.format_exc(limit=-8)
+        self.policy_failures += 1
+        return Ranking(least_first(offered, _untried_and_idle), "fallback"), ()
+
+    def _shortlist(self, policy: Priced, table: PriceTable, options: Options) -> tuple[Ranking, tuple[Ranked, ...]]:
+        """The ranking down to what is shown, and to the fallbacks of the model that comes first."""
+        request, _, endpoints, cached_tokens, target, needs = options
+        costs_ms, spreads, least = table.scores(policy, request, endpoints, cached_tokens, needs)
+        width, fallbacks = policy.tie_ms, self.fallbacks + 2  # a move may put one more first
+        order = first_in_order(costs_ms, endpoints, max(_SHOWN_CANDIDATES, fallbacks), tie_width=width, spreads=spreads)
+        model = endpoints[order[0]].model
+        if any(endpoints[i].model != model for i in order):
+            same, least_ms = [i for i, e in enumerate(endpoints) if e.model == model], min(costs_ms)
+            theirs, those = [costs_ms[i] for i in same], [endpoints[i] for i in same]
+            spread = None if spreads is None else [spreads[i] for i in same]
+            first = first_in_order(theirs, those, fallbacks, tie_width=width, spreads=spread, least=least_ms)
+            order += [same[i] for i in first if same[i] not in order]
+        offered = candidates([endpoints[i] for i in order], request, cached_tokens, target, least, needs)
+        ranked = [Ranked(option, costs_ms[i]) for option, i in zip(offered, order, strict=True)]
+        why: Why = "affinity" if offered[0].is_affine else "cost"
+        return Ranking(ranked, why), tuple(ranked[:_SHOWN_CANDIDATES])
+
+
+def _untried_and_idle(candidate: Candidate) -> float:
+    return candidate.attempts * 1e6 + candidate.inflight_requests

@@ -1,0 +1,141 @@
+"""SGLang's servers that do one half of a request each: neither answers without the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fairlead.core.in_flight import InFlight
+from fairlead.core.load import Load
+from fairlead.core.policy import Refusal
+from fairlead.core.reported import EngineIdentity
+from tests.core.world import World, request
+
+PREFILL, DECODE, PLAIN = "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"
+HALF = EngineIdentity("0.5.23", serves_alone=False)
+
+
+def pool(**prefiller: Any) -> World:
+    world = World()
+    sglang: dict[str, Any] = {"engine": "sglang", "kv_connector": "sglang", "identity": HALF}
+    world.endpoint(PREFILL, role="prefill", **(sglang | prefiller))
+    world.endpoint(DECODE, role="decode", **sglang)
+    return world
+
+
+def ask(world: World, **facts: Any) -> InFlight | Refusal:
+    asked = msgspec.structs.replace(request(tokens=20), **({"may_split": True, "prefix": (1, 2)} | facts))
+    return world.router.admit(asked)
+
+
+def sent(world: World) -> InFlight:
+    in_flight = ask(world)
+    assert isinstance(in_flight, InFlight)
+    in_flight.prefilled_elsewhere(1.0, ended=False)
+    in_flight.sent(in_flight.request, 1.0)
+    return in_flight
+
+
+def is_refused(answer: InFlight | Refusal) -> bool:
+    return isinstance(answer, Refusal) and answer.reason == "no_endpoint"
+
+
+def at_rest(world: World) -> bool:
+    return all(endpoint.own == Load() for endpoint in world.router.pool.endpoints)
+
+
+def test_even_a_short_prompt_for_an_idle_server_is_computed_at_the_other() -> None:
+    world = pool()
+    in_flight = ask(world)
+    assert isinstance(in_flight, InFlight)
+    assert in_flight.decision.addresses == (DECODE,)
+    assert in_flight.hop is not None
+    assert in_flight.hop.address == PREFILL
+    in_flight.withdraw(1.0)
+    assert at_rest(world)
+
+
+def test_without_one_that_computes_prompts_nobody_can_answer() -> None:
+    world = pool()
+    world.router.pool.by_address[PREFILL].health.withhold("draining")
+    assert is_refused(ask(world))
+
+
+@pytest.mark.parametrize("connector", ["nixl", ""])
+def test_one_with_another_connector_is_of_no_use(connector: str) -> None:
+    world = pool(engine="vllm", kv_connector=connector, identity=EngineIdentity("0.32.0"))
+    assert is_refused(ask(world))
+
+
+def test_what_cannot_be_split_goes_to_a_server_that_does_both_halves() -> None:
+    world = pool()
+    assert is_refused(ask(world, may_split=False))
+    world = pool()
+    world.endpoint(PLAIN, engine="sglang")
+    in_flight = ask(world, may_split=False)
+    assert isinstance(in_flight, InFlight)
+    assert in_flight.decision.addresses == (PLAIN,)
+
+
+def test_a_server_that_reports_to_do_one_half_is_left_out_where_it_is_not_configured_as_such() -> None:
+    world = World()
+    world.endpoint(PLAIN, engine="sglang", identity=HALF)
+    assert is_refused(ask(world))
+
+
+def test_a_session_at_a_busy_server_is_split_too() -> None:
+    world = pool()
+    first = ask(world, session=b"s")
+    second = ask(world, session=b"s")
+    assert [isinstance(each, InFlight) and each.hop is not None for each in (first, second)] == [True, True]
+
+
+def test_a_prefill_that_is_lost_is_the_fault_of_its_server_alone() -> None:
+    world = pool()
+    prefiller, decoder = (world.router.pool.by_address[address] for address in (PREFILL, DECODE))
+    for _ in range(5):
+        in_flight = sent(world)
+        in_flight.prefill_lost(2.0, blames=True)
+        assert prefiller.own == Load()
+        in_flight.served(DECODE, 500, 3.0, in_one_piece=True)
+        in_flight.ended(4.0)
+    assert at_rest(world)
+    assert (prefiller.health.healthy, decoder.health.healthy) == (False, True)
+
+
+def test_a_stream_begins_before_its_prompt_is_computed() -> None:
+    world = pool()
+    prefiller = world.router.pool.by_address[PREFILL]
+    in_flight = sent(world)
+    in_flight.served(DECODE, 200, 2.0, in_one_piece=False)
+    assert prefiller.own.inflight_requests == 1
+    in_flight.prefill_came(3.0)
+    assert prefiller.own == Load()
+    in_flight.prefill_lost(4.0, blames=True)  # too late to count
+    assert not prefiller.health.doubtful
+    in_flight.ended(5.0)
+    assert at_rest(world)
+
+
+def test_a_stream_whose_prompt_is_lost_is_the_fault_of_the_one_that_computes_it() -> None:
+    world = pool()
+    prefiller, decoder = (world.router.pool.by_address[address] for address in (PREFILL, DECODE))
+    for _ in range(5):
+        in_flight = sent(world)
+        in_flight.served(DECODE, 200, 2.0, in_one_piece=False)
+        in_flight.prefill_lost(3.0, blames=True)
+        in_flight.refused_in_stream(500, 4.0)
+        in_flight.ended(5.0)
+    assert at_rest(world)
+    assert (prefiller.health.healthy, decoder.health.healthy) == (False, True)
+
+
+def test_an_answer_that_ended_shows_that_its_prompt_was_computed() -> None:
+    world = pool()
+    in_flight = sent(world)
+    in_flight.served(DECODE, 200, 2.0, in_one_piece=True)
+    in_flight.ended(3.0)
+    assert at_rest(world)
+    assert world.router.pool.by_address[PREFILL].served_s == 3.0
