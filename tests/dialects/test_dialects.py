@@ -92,7 +92,7 @@ KV_EVENTS = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 555
     [
         ({"version": "0.5.23", "disaggregation_mode": "null", "kv_events": None}, ServerInfo("0.5.23")),
         ({"disaggregation_mode": "prefill"}, ServerInfo(role="prefill")),
-        ({"max_queued_requests": 4, "enable_cache_report": False}, ServerInfo(None, "plain", 4, False)),
+        ({"max_queued_requests": 4}, ServerInfo(None, "plain", 4)),
         ({"kv_events": KV_EVENTS}, ServerInfo(kv_events=KvPublisher(5557, None, "kv"))),
         (
             {"kv_events": KV_EVENTS | {"replay_endpoint_port_base": 5558}},

@@ -77,7 +77,7 @@ async def test_without_a_replay_endpoint_a_gap_forgets_what_was_held(encoding: E
         await world.publisher.send(3.0, stored(encoding, [12], 11, SECOND))
         await world.taken(2)
         assert world.held(*PROMPT) == 0
-        assert (world.feed.counts.lost, world.feed.counts.unplaced_blocks) == (1, 1)
+        assert (world.feed.counts.lost, world.feed.counts.unplaced) == (1, 1)
 
 
 async def test_a_feed_that_comes_late_learns_the_history(world: KvWorld, encoding: Encoding) -> None:

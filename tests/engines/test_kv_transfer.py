@@ -188,12 +188,13 @@ async def test_a_leg_that_goes_wrong_ends_the_copy_within_its_deadline(
 
 
 async def test_a_source_that_dies_before_the_import_leaves_the_copy_undone(mooncake: Pair) -> None:
-    mooncake.target.faults.set(Fault("slow", delay_ms=200, only="import"))
+    mooncake.target.faults.set(Fault("slow", delay_ms=1e9, only="import"))  # until the source is gone
     copying = asyncio.create_task(mooncake.copy(deadlines=soon("import")))
     exchange = mooncake.source.exchange
     assert exchange is not None
     await until(lambda: exchange.pinned_blocks > 0)
     await mooncake.source.stop()
+    mooncake.target.faults.set(None)
     with pytest.raises(TransferError) as failed:
         await copying
     assert failed.value.stage in ("import", "confirm")

@@ -8,8 +8,10 @@ import time
 from collections import Counter
 from dataclasses import replace
 from random import Random
+from typing import Literal
 
 import pytest
+from structlog.testing import capture_logs
 
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
@@ -440,3 +442,14 @@ async def test_a_server_that_does_one_half_of_a_request_is_left_out(mode: str) -
         False,
     )
     assert Pool([endpoint], {}).available("m") == []
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+async def test_a_server_that_is_configured_to_do_one_half_is_not_left_out(mode: Literal["prefill", "decode"]) -> None:
+    async with running_engine(replace(SGLANG, info={"disaggregation_mode": mode})) as engine:
+        endpoint = make_endpoint(engine.address, "m", engine="sglang", role=mode, kv_connector="sglang")
+        with capture_logs() as logged:
+            async with watching([endpoint]):
+                await until(lambda: endpoint.identity.version)
+    assert (endpoint.identity.serves_alone, endpoint.health.healthy) == (False, True)
+    assert logged == []

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import pytest
+
+from fairlead.api.prompt import Malformed
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.policy import Decision, Outcome
 from fairlead.core.reported import EngineIdentity, EngineReport
 from fairlead.extproc.pb import ext_proc_pb2 as pb
+from fairlead.extproc.pick import read_inline
+from fairlead.extproc.reading import Read
+from fairlead.extproc.request import HttpRequest
 from tests.extproc.world import (
     Conversation,
     chat,
@@ -142,3 +148,20 @@ def test_observed_answers_show_how_far_expected_first_tokens_can_be_believed() -
     calibration.settle()
     tenths = calibration.tenths()["large", "first_token"]
     assert {round(tenth.seen_p50_ms) for tenth in tenths} == {250}
+
+
+def test_the_time_of_a_decision_begins_when_the_body_is_whole_and_reading_it_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = [100.0]
+
+    def slowly(request: HttpRequest) -> Read | Malformed | None:
+        now_s[0] += 0.02
+        return read_inline(request)
+
+    monkeypatch.setattr("fairlead.extproc.request_half.read_inline", slowly)
+    services = replace(make_services(), clock_s=lambda: now_s[0])
+    Conversation(services).say(request_headers(), request_body(chat("small")))
+    services.recorder.settle()
+    assert services.recorder.decision_seconds.count == 1
+    assert services.recorder.decision_seconds.sum == pytest.approx(0.02)

@@ -279,7 +279,7 @@ JSON_PATHS = [
 
 
 @pytest.mark.parametrize("path", JSON_PATHS)
-def test_every_path_that_names_a_model_goes_to_it_and_is_counted(path: str) -> None:
+def test_every_path_that_names_a_model_goes_to_it_and_is_counted_and_explained(path: str) -> None:
     shared = make_services()
     for model in ("small", "large") * 3:
         said = Conversation(shared)
@@ -290,6 +290,7 @@ def test_every_path_that_names_a_model_goes_to_it_and_is_counted(path: str) -> N
     shared.recorder.settle()
     assert shared.recorder.attempts == {"small": 3, "large": 3}
     assert {route for route, *_ in shared.recorder.requests} == {"small", "large"}
+    assert [(each.model, each.why) for each in shared.recorder.decisions] == [("small", "cost"), ("large", "cost")] * 3
     (_, reply) = Conversation(shared).say(request_headers(path=path), request_body(b'{"model":"nobody"}'))
     assert reply.immediate_response.status.code == 404
 

@@ -242,7 +242,7 @@ def services_with(faults: Faults) -> Services:
     parts["learner"], router.tuner = SimpleNamespace(**learner_parts), tuner
     for holder, names in (
         (recorder, ("decided", "ended", "observed")),
-        (router, ("_rank", "forget_restarted", "commit")),
+        (router, ("rank", "forget_restarted", "commit")),
         (router.index, ("match", "insert")),
     ):
         for name in names:

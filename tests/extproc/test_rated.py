@@ -39,11 +39,12 @@ class World:
         self.tokens = tokens
         self._asked: list[Conversation] = []
 
-    def ask(self, tenant: str = "t", model: str = "small", **more: object) -> Conversation:
+    def ask(self, tenant: str = "t", model: str = "small", secret: bytes = b"", **more: object) -> Conversation:
         conversation = Conversation(self.services)
         self._asked.append(conversation)
         body = json.dumps(json.loads(chat(model)) | more).encode()
-        conversation.say(request_headers(extra={"x-tenant": tenant}), request_body(body))
+        inner = {"x-fairlead-inner": secret.decode()} if secret else {}
+        conversation.say(request_headers(extra={"x-tenant": tenant, **inner}), request_body(body))
         return conversation
 
     def paid(self, tenant: bytes = b"t") -> float:
@@ -90,6 +91,17 @@ def test_beyond_its_limit_it_is_told_when_to_come_back_in_openais_envelope_and_h
     assert headers["x-ratelimit-reset-tokens"].endswith("s")
     assert destination(world.ask("another").replies[-1])
     world.close()
+
+
+def test_what_a_cascade_asks_for_a_client_counts_and_is_never_refused(world: World) -> None:
+    """It is a part of a request that was granted; a client cannot pass itself off as one."""
+    while not limited(world.ask(max_tokens=100).replies[-1]):
+        pass
+    before = world.paid()
+    inner = world.ask(max_tokens=100, secret=world.services.cascades.escalation.secret)
+    assert not limited(inner.replies[-1])
+    assert world.paid() > before + 100
+    assert limited(world.ask(max_tokens=100, secret=b"guessed").replies[-1])
 
 
 def test_an_answer_says_what_is_left(world: World) -> None:

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from fairlead.api.headers import FOLLOWS
 from fairlead.extproc import request_half
 from fairlead.extproc.pb import ext_proc_pb2 as pb
 from fairlead.extproc.server import (
@@ -24,6 +25,9 @@ from fairlead.extproc.server import (
     processor_server,
 )
 from fairlead.extproc.services import Services
+from fairlead.gateway import Host, endpoint_discovery
+from fairlead.gateway.parts import ENGINES_CLUSTER
+from fairlead.gateway.pb.endpoint_discovery_pb2 import DiscoveryRequest, DiscoveryResponse
 from tests.extproc.world import chat, kinds, make_services, request_body, request_headers, response_headers
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -32,13 +36,13 @@ Serve = Callable[[str], ProcessorServer]
 Call = Any  # the stubs of grpc.aio do not know a method that is made by its name
 
 
-def process(channel: grpc.aio.Channel) -> Call:
+def process(channel: grpc.aio.Channel, **options: Any) -> Call:
     method = channel.stream_stream(
         f"/{SERVICE}/Process",
         request_serializer=pb.ProcessingRequest.SerializeToString,
         response_deserializer=pb.ProcessingResponse.FromString,
     )
-    return method()
+    return method(**options)
 
 
 async def say(call: Call, message: pb.ProcessingRequest) -> pb.ProcessingResponse:
@@ -87,12 +91,13 @@ async def test_while_draining_liveness_stays_serving_and_the_others_do_not(serve
         before = [(await watch.read()).status for watch in watches]
         withdrawing = asyncio.create_task(server.withdraw())
         after = [(await watch.read()).status for watch in watches[:-1]]
+        after.append((await stub.Check(health_pb2.HealthCheckRequest(service=LIVENESS))).status)
         for watch in watches:
             watch.cancel()
         await running.done_writing()
         await withdrawing
         await server.drain(5)
-    assert (before, after) == ([SERVING] * 4, [NOT_SERVING] * 3)
+    assert (before, after) == ([SERVING] * 4, [NOT_SERVING] * 3 + [SERVING])
 
 
 async def test_it_takes_new_requests_until_a_gateway_that_checks_health_has_noticed(serve: Serve) -> None:
@@ -134,6 +139,31 @@ async def test_before_endpoints_are_known_requests_go_on_without_it(serve: Serve
         assert kinds([await say(process(channel), request_headers())]) == ["request_headers"]
     await server.drain(0)
     assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert services.recorder.running_streams == 0
+
+
+async def test_an_envoy_that_follows_gets_its_first_advice_when_one_has_the_endpoints(
+    serve: Serve, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, it would send the request to any engine that it knows, of whichever model."""
+    monkeypatch.setattr(endpoint_discovery, "PATIENCE_S", 60.0)
+    server = serve("127.0.0.1:0")
+    port = await server.start()
+    services.envoys.publish([Host("10.0.0.1:8000", "small")])
+    pushes: asyncio.Queue[bytes] = asyncio.Queue()
+    envoy = services.envoys.subscriber(pushes.put_nowait)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        follows = asyncio.create_task(
+            say(process(channel, metadata=((FOLLOWS.decode(), "endpoints"),)), request_headers())
+        )
+        assert kinds([await say(process(channel), request_headers())]) == ["request_headers"], "it does not follow"
+        envoy.message(DiscoveryRequest(resource_names=[ENGINES_CLUSTER]).SerializeToString())
+        nonce = DiscoveryResponse.FromString(await pushes.get()).nonce
+        assert not follows.done()
+        answer = DiscoveryRequest(resource_names=[ENGINES_CLUSTER], response_nonce=nonce)
+        envoy.message(answer.SerializeToString())
+        assert kinds([await follows]) == ["request_headers"]
+    await server.drain(0)
     assert services.recorder.running_streams == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import msgspec
@@ -254,6 +255,16 @@ def test_the_answer_names_model_endpoint_and_decision_and_returns_the_request_id
         "x-fairlead-decision": "cost",
         "x-request-id": "id-1",
     }
+
+
+def test_the_answer_of_a_pool_that_hides_its_addresses_names_no_endpoint() -> None:
+    services = make_services()
+    gateway = services.config.gateway.model_copy(update={"show_endpoint": False})
+    hiding = services.config.model_copy(update={"gateway": gateway})
+    conversation = Conversation(replace(services, config=hiding))
+    conversation.say(request_headers(), request_body(chat("large")))
+    (reply,) = conversation.say(response_headers())
+    assert set(set_headers(reply)) == {"x-fairlead-model", "x-fairlead-decision", "x-request-id"}
 
 
 def test_a_request_without_an_id_gets_one_that_is_sent_on_and_returned() -> None:

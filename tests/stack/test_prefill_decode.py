@@ -245,3 +245,16 @@ async def test_envoy_never_sends_a_request_to_an_engine_that_only_prefills(stack
 
 def _plain() -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+
+
+async def test_where_a_pair_of_sglangs_halves_fails_a_server_that_does_both_answers(stack: Start) -> None:
+    """The body names the meeting of the pair, of which an ordinary server takes no notice."""
+    engine = EngineOptions(kind="sglang", model="m", time_scale=20.0)
+    half = {"connector": "sglang"}
+    prefill = {"role": "prefill", "kv_transfer": {**half, "bootstrap": "127.0.0.1:8998"}}
+    pool = await stack(engine, engine, engine, endpoints=[prefill, {"role": "decode", "kv_transfer": half}, {}])
+    await pool.fault(DECODE, kind="error", status=500)
+    answers = [await ask(pool, number) for number in range(6)]
+    assert {answer.status for answer in answers} == {200}
+    assert b"bootstrap_room" in base64.b64decode((await pool.last_request(DECODE))["body"])
+    await pool.at_rest()

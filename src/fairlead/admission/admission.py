@@ -338,7 +338,8 @@ def retry_after_s(wait_ms: float) -> int:
 
 
 def _groups(pool: Pool) -> dict[str, str]:
-    """The group of every model and route: models that a route connects are one group."""
+    """The group of every model and route: models that a route connects are one group, and so are their adapters."""
+    served = {route: tuple(dict.fromkeys(e.model for e in pool.serving(route))) for route in pool.routes}
     root = {model: model for model in pool.models}
 
     def found(model: str) -> str:
@@ -346,12 +347,12 @@ def _groups(pool: Pool) -> dict[str, str]:
             model = root[model]
         return model
 
-    for models in pool.routes.values():
+    for models in served.values():
         known = [found(model) for model in models if model in root]
         for model in known:
             root[model] = known[0]
     groups = {model: found(model) for model in pool.models}
-    for route, models in pool.routes.items():
+    for route, models in served.items():
         groups[route] = next((groups[model] for model in models if model in groups), "")
     for name in pool.names:
         groups[name] = next((groups[endpoint.model] for endpoint in pool.serving(name)), "")

@@ -22,7 +22,7 @@ class CacheKeys(msgspec.Struct, gc=False):
 
     cache_salt: _Slice = _UNSET
     extra_key: _Slice = _UNSET  # SGLang
-    lora_path: _Slice = _UNSET  # SGLang; vLLM names an adapter as the model
+    lora_path: _Slice = _UNSET  # SGLang: adapters; one that is named plainly is `Prompt.adapter`
     adapter_id: _Slice = _UNSET  # TGI
     chat_template: _Slice = _UNSET
     chat_template_kwargs: _Slice = _UNSET
@@ -45,9 +45,10 @@ _NAMES: Final = CacheKeys.__struct_fields__
 _values: Final = attrgetter(*_NAMES)
 
 
-def cache_key(read: CacheKeys) -> bytes:
+def cache_key(read: CacheKeys, adapter: str = "") -> bytes:
     """What separates the caches of this request from others', as bytes; empty for most requests.
 
+    `adapter`: what `lora_path` names, where that is one plain name; it then separates by itself.
     Of `tool_choice` only "none" counts: it may leave the tools out of the prompt, the others only guide the answer.
     """
     values = _values(read)
@@ -55,6 +56,8 @@ def cache_key(read: CacheKeys) -> bytes:
         return b""
     parts = []
     for name, value in zip(_NAMES, values, strict=True):
+        if adapter and name == "lora_path":
+            continue
         raw = b"null" if value is _UNSET else bytes(value)
         if raw not in _SAME_AS_ABSENT and (name != "tool_choice" or raw == _NONE):
             parts.append(b"%b=%d:%b" % (name.encode(), len(raw), raw))  # with its length: no value can pass for two

@@ -25,6 +25,9 @@ OBJECTIVE: Final = (b"x-llm-d-inference-objective", b"x-gateway-inference-object
 FAIRNESS_ID: Final = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
 MODEL_REWRITE: Final = (b"x-llm-d-model-name-rewrite", b"x-gateway-model-name-rewrite")  # to send instead
 
+# Of a call to the sidecar, as gRPC metadata, set by the Envoy that `fairlead envoy` configures.
+FOLLOWS: Final = b"x-fairlead-follows"  # this Envoy has its endpoints from the sidecar
+
 # Of an answer.
 DROPPED_REASON: Final = b"x-llm-d-request-dropped-reason"
 MODEL: Final = b"x-fairlead-model"
@@ -49,10 +52,20 @@ _OF_THE_PROXY: Final = (
     PREFILLER, b"x-encoder-hosts-ports", b"x-data-parallel-host-port", b"x-kv-cache-source-host-port",
 )  # fmt: skip
 
+# Of SGLang (0.5.23): each sets a field of the request, in place of the body's.
+_OF_SGLANG: Final = tuple(
+    b"x-override-" + field
+    for field in (
+        b"rid", b"bootstrap-host", b"bootstrap-port", b"bootstrap-room", b"conversation-id", b"routed-dp-rank",
+        b"disagg-prefill-dp-rank", b"priority",
+    )
+)  # fmt: skip
+
 # Between the sidecar, the scripts in its Envoy, and the routes.
 INNER: Final = b"x-fairlead-inner"  # with our secret: a cascade's own request to a larger model
 EVENTS: Final = b"x-fairlead-events"  # the client asked for a stream and the engine is not: Envoy writes the events
 PREFILLED: Final = b"x-fairlead-prefilled"  # its KV waits at another engine, for one attempt
+ELSE_ALONE: Final = b"else-alone"  # its value where the next attempt needs no KV of another engine
 CLUSTER: Final = b"x-fairlead-cluster"
 BLIND_MODEL: Final = b"x-fairlead-blind-model"
 MODEL_SPANS: Final = b"x-fairlead-model-spans"
@@ -61,7 +74,7 @@ MODEL_QUOTED: Final = b"x-fairlead-model-quoted"
 # What Envoy removes before any filter sees it. `INNER` is not among them: the sidecar believes it with its secret only.
 GATEWAY_ONLY: Final = (
     DESTINATION, SUBSET, MODEL, ENDPOINT, DECISION, EVENTS, CLUSTER, BLIND_MODEL, MODEL_SPANS, MODEL_QUOTED,
-    PREFILLED, DP_RANK, *_OF_THE_PROXY,
+    PREFILLED, DP_RANK, *_OF_THE_PROXY, *_OF_SGLANG,
 )  # fmt: skip
 # What the sidecar removes, behind whichever gateway. It overwrites `DESTINATION` itself.
 NOT_OF_A_CLIENT: Final = frozenset({*GATEWAY_ONLY, INNER, ORIGINAL_DESTINATION} - {DESTINATION})

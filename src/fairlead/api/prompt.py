@@ -34,6 +34,7 @@ from fairlead.api.reserved import RESERVED_KEYS, carries, may_carry
 from fairlead.api.spans import Span
 
 _SEPARATOR: Final = b"\x1f"
+_MOST_NAME_BYTES: Final = 12 * MOST_NAME_CHARACTERS + 2  # in JSON, with each character as two escapes
 _GATEWAY_ONLY: Final = "only the gateway may set it; leave it out"
 
 
@@ -60,6 +61,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     cache_key: bytes = b""  # requests that differ in it share no cached prefix, whatever their text
     placed: tuple[Media, ...] = ()  # the first of the images and clips
     has_tools: bool = False
+    adapter: str = ""  # that `lora_path` names, of the model (SGLang); empty: none, or no plain name
     reply: Span | None = None  # in the text: the end of all that the last assistant's message answers, and its own end
 
 
@@ -104,6 +106,7 @@ def parse(body: bytes, path: str, content_type: bytes = b"", most_items: int = M
     if found is None:
         return TOO_MANY
     pieces, user_text, media, reply = found
+    adapter = "" if read.lora_path is UNSET else _plain_name(read.lora_path)
     text = _SEPARATOR.join(pieces)
     return Prompt(
         read.model,
@@ -115,11 +118,18 @@ def parse(body: bytes, path: str, content_type: bytes = b"", most_items: int = M
         reserved,
         read.stream is not UNSET and bytes(read.stream) == b"true",
         read.stream_options is not UNSET and wants_usage(read.stream_options),
-        cache_key=cache_key(read),
+        cache_key=cache_key(read, adapter),
         placed=placed(media, pieces) if media else (),
         has_tools=read.tools is not UNSET,
+        adapter=adapter,
         reply=reply and reply_span(pieces, *reply, len(text)),
     )
+
+
+def _plain_name(value: msgspec.Raw) -> str:
+    """A JSON string that may be a name; empty for what is none, as a list is, or is too long to be decoded."""
+    name = text_of(value) if len(memoryview(value)) <= _MOST_NAME_BYTES else None
+    return name if name is not None and len(name) <= MOST_NAME_CHARACTERS else ""
 
 
 def _parse_other(body: bytes, path: str, content_type: bytes) -> Prompt | Malformed:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-KvConnector = Literal["mooncake", "nixl", "shared", "proxy"]  # proxy: the engine's own asks who computes the prompt
+# proxy: the engine's own asks who computes the prompt. sglang: both engines get the request, at the same time.
+KvConnector = Literal["mooncake", "nixl", "shared", "proxy", "sglang"]
 
 # What a metric means. Gauges, of which the greatest of a rank counts: running and waiting requests, kv_usage (0 to 1),
 # capacity of the KV cache and block in tokens. Counters, which are summed: prompt tokens that were looked up in the
@@ -51,7 +52,6 @@ class ServerInfo(msgspec.Struct, frozen=True, gc=False):
     version: str | None = None
     role: Role = "plain"  # `prefill`: it serves one half of a request, so no plain request may go there
     max_queued_requests: int | None = None  # past which it refuses
-    reports_cached_tokens: bool | None = None  # in `usage`
     kv_events: KvPublisher | None = None
 
 

@@ -13,12 +13,11 @@ _MOST_PORT: Final = 65535
 
 def read_info(info: Mapping[str, Any]) -> ServerInfo:
     """Of `/server_info`: the arguments that the server was started with, resolved, and what it derived from them."""
-    version, cached = info.get("version"), info.get("enable_cache_report")
+    version = info.get("version")
     return ServerInfo(
         version=version if isinstance(version, str) else None,
         role=_ROLES.get(str(info.get("disaggregation_mode")), "plain"),  # without one: the text "null"
         max_queued_requests=_count(info.get("max_queued_requests")),
-        reports_cached_tokens=cached if isinstance(cached, bool) else None,
         kv_events=_publisher(info.get("kv_events")),
     )
 
@@ -72,5 +71,6 @@ DIALECT = Dialect(
     adapter_after_base=True,
     usual_adapter_slots=8,  # --max-loras-per-batch
     serves_unnamed_models=True,  # /generate
-    kv_connectors=frozenset({"shared"}),  # no point-to-point path between ordinary servers, only a store they share
+    # Ordinary servers have a store that they share; those of --disaggregation-mode pass every prompt on.
+    kv_connectors=frozenset({"shared", "sglang"}),
 )

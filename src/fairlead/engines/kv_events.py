@@ -62,13 +62,13 @@ class KvEventCounts:
     garbage: int = 0  # invalid messages: skipped
     unreadable: int = 0  # batches that may have hidden a removal: the endpoint's blocks were dropped
     skipped_events: int = 0  # events of unknown kinds, and unreadable stores
-    unplaced_blocks: int = 0  # stored after unknown blocks
+    unplaced: int = 0  # batches that stored blocks after unknown ones
     gaps: int = 0
     replayed: int = 0  # batches received by replay
     lost: int = 0  # gaps that no replay filled: the endpoint's blocks were dropped
     restarts: int = 0
     cleared: int = 0
-    overflows: int = 0
+    overflows: int = 0  # more blocks than the precise index may keep: all of the endpoint's were dropped
     faults: int = 0  # our own exceptions, and socket failures
 
 
@@ -206,7 +206,7 @@ class KvEventFeed:
             return
         done = self._precise.apply(address, batch)
         counts.skipped_events += batch.skipped_events
-        counts.unplaced_blocks += done.unplaced
+        counts.unplaced += done.unplaced > 0
         counts.overflows += done.overflowed
         if done.cleared:
             counts.cleared += 1

@@ -6,9 +6,10 @@ up closes the connection, which aborts the request in the engine.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from uuid import uuid4
 
@@ -17,6 +18,7 @@ import msgspec
 from fairlead.access import PLAIN, Access
 from fairlead.api.one_token import of_one_token, spans_to_split
 from fairlead.core.histogram import DURATION_SECONDS, Histogram
+from fairlead.engines.alongside import Meeting, Prefill, Waiting, abort
 from fairlead.engines.ask import UnansweredError, ask_once
 from fairlead.engines.kv_transfer import Connector, Exported, Party, TransferError
 from fairlead.engines.mooncake import Mooncake
@@ -66,6 +68,14 @@ class NotPrefilledError(Exception):
         self.blames = blames
 
 
+class Alongside(msgspec.Struct, frozen=True):
+    """A request as it goes to both servers of SGLang; `prefill` is what the one that computes the prompt gets."""
+
+    body: bytes
+    rid: str
+    prefill: Prefill
+
+
 class RemotePrefills:
     """Counts are since the start. `bootstraps` and `accesses` may be replaced at any time."""
 
@@ -75,6 +85,50 @@ class RemotePrefills:
         self.done = 0
         self.failed: Counter[str] = Counter()  # by reason
         self.seconds = Histogram(DURATION_SECONDS)
+        self._alongside: set[asyncio.Task[None]] = set()
+
+    def meeting(self, address: str, path: str, body: bytes, headers: Sequence[Header], within_s: float) -> Alongside:
+        """`body`, a request to `path`, whose prompt `address` computes. Raises NotPrefilledError if it is for one."""
+        bootstrap, spans = self.bootstraps.get(address, ""), spans_to_split(body)
+        if not bootstrap or spans is None:
+            reason = "one_engine" if bootstrap else "connector"
+            self.failed[reason] += 1
+            raise NotPrefilledError(reason, blames=False)
+        meeting = Meeting.at(bootstrap)
+        access = self.accesses.get(address, PLAIN)
+        prefill = Prefill(address, access, path, meeting.for_prefill(body, spans), headers, within_s)
+        return Alongside(meeting.written_into(body, spans), meeting.rid, prefill)
+
+    def begin(self, asked: Alongside, waiting: Waiting, clock_s: Callable[[], float]) -> asyncio.Task[None]:
+        """Ask for the prompt of the `waiting` request, which is aborted at its server where that fails.
+
+        Whoever gets this task cancels it where the request ends without an answer.
+        """
+        task = asyncio.create_task(self._alongside_of(asked, waiting, clock_s), name=f"prefill {asked.rid}")
+        self._alongside.add(task)
+        task.add_done_callback(self._alongside.discard)
+        return task
+
+    async def stop(self) -> None:
+        tasks = list(self._alongside)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _alongside_of(self, asked: Alongside, waiting: Waiting, clock_s: Callable[[], float]) -> None:
+        began_s = clock_s()
+        reason = await asked.prefill.done(waiting)
+        now_s = clock_s()
+        if not reason:
+            self.done += 1
+            self.seconds.observe(now_s - began_s)
+            waiting.prefill_came(now_s)
+            return
+        self.failed[reason] += 1
+        if waiting.is_over:
+            return
+        waiting.prefill_lost(now_s, blames=reason not in ("refused", "too_large"))
+        await abort(waiting.address, self.accesses.get(waiting.address, PLAIN), asked.rid)
 
     async def compute(
         self, address: str, connector: str, path: str, body: bytes, headers: Sequence[Header], within_s: float

@@ -169,7 +169,8 @@ class Watch:
         if models.status >= 500 or info.status >= 500:
             return
         identity = read_identity(self._dialect, info, models, self.endpoint.model)
-        if self.endpoint.identity.serves_alone and not identity.serves_alone:
+        was_whole, configured = self.endpoint.identity.serves_alone, not self.endpoint.spec.answers_alone
+        if was_whole and not identity.serves_alone and not configured:
             log.warning("engine left out", endpoint=self.endpoint.address, cause=_HALF)
         self.endpoint.identified(identity)
         self._identified = generation

@@ -75,10 +75,11 @@ class RequestCascades:
         """An endpoint of the first model of the cascade that has one. Unless it can be `judged`, its answer passes."""
 
         def chance(model: str) -> float:
-            endpoint = next((each for each in router.pool.endpoints if each.model == model), None)
+            endpoint = next(iter(router.pool.serving(model)), None)
             if endpoint is None:
                 return 0.0
-            return endpoint.spec.capability.success_probability(facts.language, facts.bucket, facts.tokens)
+            capability = endpoint.spec.capability_of("" if model == endpoint.model else model)
+            return capability.success_probability(facts.language, facts.bucket, facts.tokens)
 
         entry, prompt = None, asked.prompt
         if judged and len(request.body) <= route.most_bytes:
@@ -89,10 +90,11 @@ class RequestCascades:
         stage = first_stage(route, chance) if entry is None else entry.stage
         while True:
             staged = None if entry is None else msgspec.structs.replace(entry, stage=stage)
-            facts = msgspec.structs.replace(facts, model=route.models[stage])
-            in_flight = router.admit(facts, request.subset, now_s, others)
+            model = route.models[stage]
+            staged_facts = router.pool.called(msgspec.structs.replace(facts, model=model), model)
+            in_flight = router.admit(staged_facts, request.subset, now_s, others)
             if not isinstance(in_flight, Refusal):
-                return Admitted(in_flight, facts, staged)
+                return Admitted(in_flight, in_flight.request, staged)
             if stage == len(route.models) - 1:
                 return in_flight
             stage += 1

@@ -5,6 +5,7 @@ The messages that change it are handled in `request_half` and `response_half`; w
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any
@@ -60,6 +61,7 @@ class Exchange:
     level: int | None = None  # of its priority, where that counts
     running: Running | None = None  # its answer is streamed, and may be ended for a higher level
     charge: Charge | None = None  # to the tenant's rate limit, as long as it may change
+    prefill: asyncio.Task[None] | None = None  # of its prompt, at another server, while this one answers
     held: Coroutine[Any, Any, Replies] | None = None  # the replies that come later; it raises only its cancellation
 
     def __init__(self, services: Services, send: Send | None = None) -> None:
@@ -100,6 +102,9 @@ class Exchange:
         self._runs_no_more()
         address, now_s = in_flight.address, services.clock_s()
         outcome = in_flight.ended(now_s, self.seen)
+        if outcome is not None and outcome.code < CLIENT_ERROR and in_flight.from_elsewhere:
+            self.prefill = None  # its prompt was computed, though who did may say so only now
+        self.leave_prefill()
         if outcome is None:
             return
         self.in_flight = None
@@ -125,6 +130,7 @@ class Exchange:
         self.leave_queue()
         self._runs_no_more()
         self.stop_observing()
+        self.leave_prefill()
         if self.held is not None:
             self.held.close()
             self.held = None
@@ -153,6 +159,12 @@ class Exchange:
         if self.running is not None:
             self.services.admission.evictions.remove(self.running)
             self.running = None
+
+    def leave_prefill(self) -> None:
+        """Nobody waits for its prompt any more."""
+        if self.prefill is not None:
+            self.prefill.cancel()
+            self.prefill = None
 
     def leave_queue(self) -> None:
         if self.waiting is not None:

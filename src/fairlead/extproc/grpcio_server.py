@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable
-from typing import Any, Final
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
-from fairlead.api.headers import TRACEPARENT
+from fairlead.api.headers import FOLLOWS, TRACEPARENT
 from fairlead.edge.grpc import StatusError
 from fairlead.extproc.pb.ext_proc_pb2 import ProcessingRequest
 from fairlead.extproc.processing import Processing
@@ -30,8 +30,6 @@ from fairlead.extproc.server import (
 from fairlead.extproc.services import Services
 from fairlead.gateway import endpoint_discovery
 from fairlead.gateway.endpoint_discovery import Subscriber
-
-_TRACEPARENT: Final = TRACEPARENT.decode()
 
 
 class _Health(health.HealthServicer):
@@ -104,7 +102,9 @@ class GrpcioServer:
     ) -> None:
         if not self._services.pool_is_known:
             await context.abort(grpc.StatusCode.UNAVAILABLE, TOO_EARLY)
-        traceparent = _traceparent(context) if self._services.tracer.is_on else b""
+        if self._services.envoys.is_awaited and _metadata(context, FOLLOWS):
+            await self._services.envoys.followed()
+        traceparent = _metadata(context, TRACEPARENT) if self._services.tracer.is_on else b""
         processing = Processing(self._services, traceparent=traceparent)
         self._services.recorder.running_streams += 1
         try:
@@ -163,9 +163,9 @@ async def _read(messages: AsyncIterator[bytes], subscriber: Subscriber) -> None:
         subscriber.message(message)
 
 
-def _traceparent(context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+def _metadata(context: grpc.aio.ServicerContext[Any, Any], wanted: bytes) -> bytes:
     for name, value in context.invocation_metadata() or ():
-        if name == _TRACEPARENT:
+        if name == wanted.decode():
             return value if isinstance(value, bytes) else value.encode("latin-1", "replace")
     return b""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable, Iterator
 from typing import Final
 
-from fairlead.api.headers import TRACEPARENT
+from fairlead.api.headers import FOLLOWS, TRACEPARENT
 from fairlead.edge.grpc import Call, Health, Method, Status, StatusError
 from fairlead.edge.server import Server
 from fairlead.edge.tls import TlsFiles
@@ -26,6 +26,7 @@ from fairlead.extproc.server import (
 from fairlead.extproc.services import Services
 
 _MOST_WAITING: Final = 8  # messages; Envoy leaves none waiting, as it waits for the reply
+_REPLIES_A_TURN: Final = 32  # of the loop: 2 MB where a body is streamed back, about a millisecond
 
 
 class NativeServer:
@@ -35,7 +36,7 @@ class NativeServer:
         self._services = services
         self._address = address
         self._health = Health(HEALTH_NAMES)
-        process = Method(lambda call: _ProcessCall(call, services), read=read)
+        process = Method(lambda call: ProcessCall(call, services), read=read)
         methods = {PROCESS: process, **self._health.methods(), **services.envoys.methods()}
         self._server = Server(
             methods,
@@ -62,22 +63,26 @@ class NativeServer:
         await self._server.drain(grace_s)
 
 
-class _ProcessCall:
-    """One request of Envoy's. While late replies are being made, further messages wait their turn."""
+class ProcessCall:
+    """One request of Envoy's. While late replies are being made or many are sent, further messages wait their turn."""
 
-    __slots__ = ("_call", "_is_early", "_later", "_processing", "_recorder", "_waiting")
+    __slots__ = ("_call", "_is_early", "_is_last", "_later", "_processing", "_recorder", "_unsent", "_waiting")
 
     def __init__(self, call: Call, services: Services) -> None:
         self._call = call
         self._recorder = services.recorder
         self._processing = Processing(services, call.send, call.metadata.get(TRACEPARENT, b""))
         self._is_early = not services.pool_is_known
+        self._is_last = False  # the client has sent all that it will
         self._later: asyncio.Future[Iterable[Reply]] | None = None
+        self._unsent: Iterator[Reply] | None = None  # the rest of the replies to one message
         self._waiting: deque[Message] = deque()
         self._recorder.running_streams += 1
+        if services.envoys.is_awaited and FOLLOWS in call.metadata:
+            self._wait_for(_nothing_after(services.envoys.followed()))
 
     def message(self, message: Message) -> None:
-        if self._later is None:
+        if self._later is None and self._unsent is None:
             if self._is_early:
                 raise StatusError(Status.UNAVAILABLE, TOO_EARLY)
             self._on(message)
@@ -87,7 +92,8 @@ class _ProcessCall:
             raise StatusError(Status.RESOURCE_EXHAUSTED, "too many messages before the reply to an earlier one")
 
     def half_closed(self) -> None:
-        self._call.finish()
+        self._is_last = True
+        self._go_on()
 
     def closed(self) -> None:
         if self._later is not None:
@@ -96,23 +102,51 @@ class _ProcessCall:
         self._processing.close()
 
     def _on(self, message: Message) -> None:
-        self._reply(self._processing.on(message))
-        later = self._processing.later()
-        if later is not None:
-            self._later = asyncio.ensure_future(later)
-            self._later.add_done_callback(self._reply_later)
+        self._reply(iter(self._processing.on(message)))
 
-    def _reply(self, replies: Iterable[Reply]) -> None:
-        for reply in replies:
+    def _reply(self, replies: Iterator[Reply]) -> None:
+        """Send `replies`, so many in a turn of the loop that those of a long body delay no neighbour."""
+        self._unsent = None
+        for number, reply in enumerate(replies, 1):
             if isinstance(reply, bytes):
                 self._call.send(reply)
             else:
                 self._call.send(reply.head, reply.body.pieces)
+            if number == _REPLIES_A_TURN:
+                self._unsent = replies
+                asyncio.get_running_loop().call_soon(self._reply_on)
+                return
+        later = self._processing.later()
+        if later is not None:
+            self._wait_for(later)
+
+    def _wait_for(self, later: Awaitable[Iterable[Reply]]) -> None:
+        self._later = asyncio.ensure_future(later)
+        self._later.add_done_callback(self._reply_later)
+
+    def _reply_on(self) -> None:
+        if self._unsent is None or not self._call.is_open:
+            return
+        self._reply(self._unsent)
+        self._go_on()
 
     def _reply_later(self, later: asyncio.Future[Iterable[Reply]]) -> None:
         if later.cancelled():
             return
         self._later = None
-        self._reply(later.result())
-        while self._waiting and self._later is None and self._call.is_open:
+        self._reply(iter(later.result()))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """What came while replies were being made or sent."""
+        while self._later is None and self._unsent is None and self._call.is_open:
+            if not self._waiting:
+                if self._is_last:
+                    self._call.finish()
+                return
             self._on(self._waiting.popleft())
+
+
+async def _nothing_after(waited: Awaitable[None]) -> Iterable[Reply]:
+    await waited
+    return ()

@@ -52,6 +52,7 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
     asked: Asked
     facts: RequestFacts
     started_s: float
+    read_s: float  # that reading took before: of a long body, in another process
 
 
 class Refused(msgspec.Struct, frozen=True, gc=False):
@@ -85,13 +86,14 @@ def question(services: Services, request: HttpRequest) -> Question:
 
 def pick(services: Services, request: HttpRequest) -> Pick | Refused:
     """Read the body and choose an endpoint, here and now. The load of a `Pick` is taken: its `in_flight` must end."""
+    whole_s = services.clock_s()
     read = read_inline(request)
-    prepared = prepare(services, request, read_here(services, request) if read is None else read)
+    prepared = prepare(services, request, read_here(services, request) if read is None else read, whole_s)
     return prepared if isinstance(prepared, Refused) else place(services, prepared)
 
 
-def prepare(services: Services, request: HttpRequest, read: Read | Malformed) -> Prepared | Refused:
-    """All that can be known of a request before it has an endpoint."""
+def prepare(services: Services, request: HttpRequest, read: Read | Malformed, whole_s: float) -> Prepared | Refused:
+    """All that can be known of a request before it has an endpoint; its body was whole at `whole_s`."""
     if isinstance(read, Malformed):
         return Refused(refusals.malformed(read.message, read.param))
     started_s = services.clock_s()
@@ -99,13 +101,12 @@ def prepare(services: Services, request: HttpRequest, read: Read | Malformed) ->
     if asked is None:
         named = read.prompt.model or ANY_MODEL
         return Refused(_UNEDITABLE, named if services.router.pool.knows(named) else "")
-    return Prepared(request, read, asked, _facts(services, request, read, asked), started_s)
+    return Prepared(request, read, asked, _facts(services, request, read, asked), started_s, started_s - whole_s)
 
 
 def place(services: Services, prepared: Prepared, waited_s: float = 0.0) -> Pick | Refused:
     """Choose the endpoint, and take its load, for a request that has waited for so long."""
-    request, asked = prepared.request, prepared.asked
-    started_s = prepared.started_s + waited_s
+    asked, started_s = prepared.asked, prepared.started_s + waited_s
     slo = prepared.facts.slo
     if slo is not None and waited_s:
         facts = msgspec.structs.replace(prepared.facts, slo=slo.after(waited_s * 1e3))
@@ -118,7 +119,7 @@ def place(services: Services, prepared: Prepared, waited_s: float = 0.0) -> Pick
             return Refused(refusals.too_late(retry_after_s(admitted.late_ms)), asked.route)
         return Refused(refusals.no_endpoint(), asked.route)
     try:
-        return _sent(services, request, asked, admitted, started_s)
+        return _sent(services, prepared, admitted, started_s)
     except BaseException:
         admitted.in_flight.withdraw(started_s)
         raise
@@ -129,6 +130,11 @@ def _asked(services: Services, request: HttpRequest, read: Read) -> Asked | None
     prompt = read.prompt
     written = prompt.model or ANY_MODEL
     name, route = asked_of(services, written, request)
+    if prompt.adapter and (adapter := services.router.pool.adapter_of(name, prompt.adapter)):
+        if name == written and adapter != prompt.adapter:  # as SGLang reads the two
+            written = adapter
+        name, route = adapter, adapter if route == name else route
+        prompt = msgspec.structs.replace(prompt, adapter="")
     spans: Mapping[str, Span] | None = None
     if prompt.model_span is not None:
         spans = {"model": prompt.model_span}
@@ -136,11 +142,12 @@ def _asked(services: Services, request: HttpRequest, read: Read) -> Asked | None
         spans = object_spans(whole(request.body)) if read.measured is None else read.spans
         if spans is None:
             return None
-    if not services.reuse.has_rules or read.measured is not None or name in services.router.pool.adapters:
-        return Asked(name, route, prompt, spans)
+    has_adapter = prompt.adapter or services.router.pool.may_be_adapter(name)
+    if not services.reuse.has_rules or read.measured is not None or has_adapter:
+        return Asked(name, route, prompt, spans, written=written)
     session_id, tenant = _session_id(services, request) or b"", request.headers.get(services.tenant_header, b"")
     shaped = services.reuse.shape(route, request.path, request.headers, whole(request.body), prompt, session_id, tenant)
-    return Asked(name, route, prompt if shaped is None else shaped.prompt, spans, shaped)
+    return Asked(name, route, prompt if shaped is None else shaped.prompt, spans, shaped, written)
 
 
 def asked_of(services: Services, written: str, request: HttpRequest) -> tuple[str, str]:
@@ -172,8 +179,7 @@ def _facts(services: Services, request: HttpRequest, read: Read, asked: Asked) -
         headers.get(names.QUESTION_ID, b""),
         services.tasks.task_of(headers.get(names.TASK), asked.route, has_tools=asked.prompt.has_tools),
     )
-    if asked.name in services.router.pool.adapters:  # an adapter's KV is its own
-        facts = facts.of_adapter(asked.name)
+    facts = services.router.pool.called(facts, asked.name)
     if services.router.pool.prefilling and _may_split(request, facts):
         facts = msgspec.structs.replace(facts, may_split=True)
     slo = services.waiting.slo(headers, asked.name)
@@ -194,12 +200,11 @@ def _admitted(services: Services, prepared: Prepared, now_s: float) -> Admitted 
         judged = request.can_hold and read.decodes_quickly
         return cascades.admit(router, cascade, request, asked, facts, others, now_s, judged=judged)
     in_flight = services.admission.admit(router, facts, request.subset, now_s, others)
-    return in_flight if isinstance(in_flight, Refusal) else Admitted(in_flight, facts)
+    return in_flight if isinstance(in_flight, Refusal) else Admitted(in_flight, in_flight.request)
 
 
-def _sent(
-    services: Services, request: HttpRequest, asked: Asked, admitted: Admitted, started_s: float
-) -> Pick | Refused:
+def _sent(services: Services, prepared: Prepared, admitted: Admitted, started_s: float) -> Pick | Refused:
+    request, asked = prepared.request, prepared.asked
     in_flight, facts, entry = admitted
     sent: Body | None = request.body
     saved, decision = b"", in_flight.decision
@@ -207,7 +212,7 @@ def _sent(
         facts, sent, saved = services.reuse.settle(
             asked.shaped, decision, facts, whole(request.body), services.router.index, started_s
         )
-    written = asked.prompt.model or ANY_MODEL
+    written = asked.written
     renamed = decision.model if written not in (decision.model, ANY_MODEL) else None
     if sent is not None and (renamed is not None or asked.prompt.reserved):
         spans = asked.spans if sent is request.body else None
@@ -222,7 +227,7 @@ def _sent(
         if hop is not None:
             in_flight.prefilled_elsewhere(now_s, ended=False)
         in_flight.sent(facts, now_s)
-    services.recorder.decided(facts, decision, request.id, now_s - started_s)
+    services.recorder.decided(facts, decision, request.id, prepared.read_s + now_s - started_s)
     changed = None if sent is request.body else sent
     if (copy := in_flight.claim_copy()) is not None:
         body = request.body if changed is None else changed

@@ -10,11 +10,14 @@ from typing import Final
 import msgspec
 
 from fairlead.api import headers as names
+from fairlead.api import refusals
 from fairlead.api.edits import with_values
 from fairlead.api.one_token import PARAMETERS
 from fairlead.api.spans import object_spans
 from fairlead.cascade.escalation import PASSED_ON
+from fairlead.core.endpoint import BY_ROOM
 from fairlead.core.hop import Hop
+from fairlead.engines.alongside import MOST_S
 from fairlead.engines.remote_prefill import Header, NotPrefilledError
 from fairlead.extproc.body import Body, whole
 from fairlead.extproc.client_keys import API_KEY, AUTHORIZATION
@@ -25,6 +28,12 @@ from fairlead.extproc.routed import routed
 MOST_PREFILL_S: Final = 60.0  # for which a request is held at most; with twice Mooncake's 2 s it is still Envoy's wait
 _LEAST_PREFILL_S: Final = 5.0
 _LATE: Final = 3.0  # times what was expected
+LEAST_SILENCE_S: Final = 30.0  # of one of SGLang's servers, whose prompts wait for room at the other, before it counts
+_FOR_ONE_SERVER: Final = refusals.malformed(
+    "This model's servers compute prompts and answers apart, which they cannot for this request: leave out n, best_of, "
+    "echo, prompt_logprobs, use_beam_search, truncate_prompt_tokens and prompt_embeds, and send one prompt",
+    None,
+)
 _PASSED_ON: Final = tuple(name.encode() for name in PASSED_ON)
 
 
@@ -34,6 +43,8 @@ async def prefilled(exchange: Exchange, picked: Pick, body: Body, *, end_of_stre
     hop, sent = in_flight.hop, whole(body if picked.body is None else picked.body)
     assert hop is not None
     assert facts is not None
+    if hop.connector == BY_ROOM:
+        return _with_both(exchange, picked, hop, body, end_of_stream=end_of_stream)
     changed: bytes | None = None
     try:
         changed = await _with_its_place(exchange, hop, sent)
@@ -51,6 +62,25 @@ async def prefilled(exchange: Exchange, picked: Pick, body: Body, *, end_of_stre
     if changed is not None:
         picked = msgspec.structs.replace(picked, body=changed)
     return routed(exchange, picked, body, end_of_stream=end_of_stream)
+
+
+def _with_both(exchange: Exchange, picked: Pick, hop: Hop, body: Body, *, end_of_stream: bool) -> Replies:
+    """The request goes to both servers now: neither can do it without the other."""
+    services, in_flight, facts = exchange.services, picked.in_flight, picked.unsent
+    sent = whole(body if picked.body is None else picked.body)
+    assert facts is not None
+    try:
+        within_s = min(max(LEAST_SILENCE_S, _LATE * hop.expected_ms / 1e3), MOST_S)
+        asked = services.prefills.meeting(hop.address, exchange.path, sent, _headers(exchange), within_s)
+    except NotPrefilledError:
+        exchange.withdraw()
+        return exchange.refuse(_FOR_ONE_SERVER, picked.route)
+
+    now_s = services.clock_s()
+    in_flight.prefilled_elsewhere(now_s, ended=False)
+    in_flight.sent(facts, now_s)
+    exchange.prefill = services.prefills.begin(asked, in_flight, services.clock_s)
+    return routed(exchange, msgspec.structs.replace(picked, body=asked.body), body, end_of_stream=end_of_stream)
 
 
 async def _with_its_place(exchange: Exchange, hop: Hop, sent: bytes) -> bytes:

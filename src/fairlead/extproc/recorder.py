@@ -31,7 +31,7 @@ _LEAST_ERROR: Final = 400
 
 DECISION_SECONDS: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
 COST_MILLISECONDS: Final = (1.0, 5.0, 20.0, 100.0, 500.0, 2000.0, 10_000.0, 60_000.0)
-COST_TERMS: Final = ("rtt", "prefill", "queue", "decode", "adapter", "total")
+COST_TERMS: Final = ("rtt", "fixed", "prefill", "queue", "decode", "adapter", "total")
 
 
 class DecisionRecord(msgspec.Struct, frozen=True, gc=False):
@@ -167,6 +167,7 @@ class Recorder:
         if terms is not None:
             cost_ms = self.cost_ms
             cost_ms["rtt"].observe(terms.rtt_ms)
+            cost_ms["fixed"].observe(terms.fixed_ms)
             cost_ms["prefill"].observe(terms.prefill_ms)
             cost_ms["queue"].observe(terms.queue_ms)
             cost_ms["decode"].observe(terms.decode_ms)

@@ -135,6 +135,7 @@ def _read_subset(exchange: Exchange, message: ProcessingRequest) -> None:
 def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_stream: bool) -> Replies:
     """The pick, here where the body is short; else the replies come later."""
     services = exchange.services
+    whole_s = services.clock_s()
     if message is not None:
         _read_subset(exchange, message)
     body = body_of(exchange.body, INLINE_BYTES)
@@ -149,9 +150,10 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
     read = read_inline(request)
     if read is None and services.reader is not None:
         exchange.request_phase = "reading"
-        exchange.held = _pick_later(exchange, services.reader, request, end_of_stream=end_of_stream)
+        exchange.held = _pick_later(exchange, services.reader, request, whole_s, end_of_stream=end_of_stream)
         return _wait(exchange, _MOST_WAITING_S + MOST_READ_S)
-    prepared = _paid(exchange, prepare(services, request, read_here(services, request) if read is None else read))
+    read = read_here(services, request) if read is None else read
+    prepared = _paid(exchange, prepare(services, request, read, whole_s))
     if (
         isinstance(prepared, Prepared)
         and services.waiting.is_on
@@ -172,14 +174,16 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
     return _wait(exchange, _MARGIN_S)
 
 
-async def _pick_later(exchange: Exchange, reader: BodyReader, request: HttpRequest, *, end_of_stream: bool) -> Replies:
+async def _pick_later(
+    exchange: Exchange, reader: BodyReader, request: HttpRequest, whole_s: float, *, end_of_stream: bool
+) -> Replies:
     """The replies to a long body, once it has been read; none if the request is not ours any more."""
     services = exchange.services
     try:
         read = await reader.read(request.body, question(services, request))
         if exchange.request_phase != "reading":
             return ()
-        prepared = _paid(exchange, prepare(services, request, read))
+        prepared = _paid(exchange, prepare(services, request, read, whole_s))
         if isinstance(prepared, Prepared) and services.waiting.is_on and (terms := must_wait(exchange, prepared)):
             began = await join_queue(exchange, prepared, terms, end_of_stream=end_of_stream)
         else:

@@ -48,6 +48,8 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
         if services.reports_served is None or served is not None:
             services.reports_served = served is not None
         in_flight.served(address, code or ABORTED_CODE, services.clock_s(), in_one_piece=in_one_piece)
+        if not in_flight.from_elsewhere:
+            exchange.leave_prefill()
     limits = told(exchange)
     if has_ended:
         exchange.end()

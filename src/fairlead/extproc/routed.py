@@ -7,6 +7,7 @@ from itertools import chain, cycle, islice
 from fairlead.api import headers as names
 from fairlead.api import refusals
 from fairlead.api.paths import query_model, with_query_model
+from fairlead.core.endpoint import BY_PROXY
 from fairlead.core.facts import unread_facts
 from fairlead.core.in_flight import InFlight
 from fairlead.core.policy import Refusal
@@ -104,8 +105,10 @@ def _destination(exchange: Exchange, in_flight: InFlight) -> str:
 
 def _prefill_header(in_flight: InFlight) -> replies.Header:
     """Which endpoint the engine's proxy asks for the prompt; or that its KV waits for this one attempt."""
-    hop = in_flight.hop
-    return (names.PREFILLED, b"1") if hop is None else (names.PREFILLER, hop.address.encode())
+    hop, choice = in_flight.hop, in_flight.decision.prefill
+    if hop is not None and hop.connector == BY_PROXY:
+        return names.PREFILLER, hop.address.encode()
+    return names.PREFILLED, names.ELSE_ALONE if choice is not None and choice.else_alone else b"1"
 
 
 def _own_id(exchange: Exchange) -> list[replies.Header]:

@@ -17,6 +17,7 @@ from fairlead.admission.rates import RateLimits
 from fairlead.config import Config
 from fairlead.core.budget import ObservationBudget
 from fairlead.core.calibration import Calibration
+from fairlead.core.histogram import DELAY_SECONDS, Histogram
 from fairlead.core.learning import Learner
 from fairlead.core.router import Router
 from fairlead.core.splits import NO_REWRITES, Rewrites
@@ -81,6 +82,7 @@ class Services:
     reader: BodyReader | None = None  # of long bodies, in processes of its own; None: they are read here, others wait
     held: HeldBytes = field(default_factory=HeldBytes)
     edge: Callable[[], EdgeStatistics] | None = None  # None: the edge that runs keeps none
+    loop_delays_s: Histogram = field(default_factory=lambda: Histogram(DELAY_SECONDS))
     state: Literal["starting", "ready", "draining"] = "starting"
     started: float = field(default_factory=time.time)  # Unix time, seconds
 

@@ -72,6 +72,7 @@ def _decision(ended: Ended) -> Mapping[str, Value | None]:
     if terms is not None:
         shown |= {
             "fairlead.cost.rtt_ms": terms.rtt_ms,
+            "fairlead.cost.fixed_ms": terms.fixed_ms,
             "fairlead.cost.prefill_ms": terms.prefill_ms,
             "fairlead.cost.queue_ms": terms.queue_ms,
             "fairlead.cost.decode_ms": terms.decode_ms,

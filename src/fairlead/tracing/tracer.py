@@ -20,6 +20,7 @@ import structlog
 from fairlead import __version__
 from fairlead.core.policy import Ended
 from fairlead.tracing.context import TraceContext, read_traceparent
+from fairlead.tracing.exemplars import Exemplars, Traced
 
 MOST_WAITING: Final = 2048  # requests
 _SENT_AT_ONCE: Final = 256  # requests
@@ -49,6 +50,7 @@ class Tracer:
         self._is_failing = False
         self._is_ending = asyncio.Event()
         self.counts: Counter[Outcomes] = Counter({"sent": 0, "dropped": 0, "failed": 0})
+        self.exemplars = Exemplars()
 
     def ended(self, ended: Ended, traceparent: bytes) -> None:
         """A request has ended. One that belongs to a trace, by its `traceparent`, is sampled as that trace is."""
@@ -94,7 +96,11 @@ class Tracer:
         scope = resource.scope_spans.add(scope=InstrumentationScope(name="fairlead", version=__version__))
         unix_s = time.time() - self._clock_s()
         while self._waiting and count < _SENT_AT_ONCE:
-            scope.spans.extend(spans(*self._waiting.popleft(), unix_s))
+            ended, parent = self._waiting.popleft()
+            made = spans(ended, parent, unix_s)
+            traced = Traced(made[0].trace_id.hex(), ended.ended_s - ended.begun_s, unix_s + ended.ended_s)
+            self.exemplars.keep(ended.decision.model, traced)
+            scope.spans.extend(made)
             count += 1
             if count % _MADE_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -120,6 +126,7 @@ class NoTracer:
     is_on: Final = False
 
     counts: Mapping[Outcomes, int] = MappingProxyType({})
+    exemplars: Final = Exemplars()  # none
 
     def ended(self, ended: Ended, traceparent: bytes) -> None:
         """Nothing is kept."""
