@@ -162,7 +162,7 @@ async def test_at_the_deadline_the_best_so_far_is_given_and_the_model_is_asked_n
             left.set()
         return ""
 
-    settled = await world.settle(msgspec.structs.replace(ROUTE, deadline_s=0.2), reply=slow)
+    settled = await world.settle(msgspec.structs.replace(ROUTE, deadline_s=2.0), reply=slow)  # asked long before
     assert (settled.body, settled.scores) == (None, (30.0,))
     assert world.counts.passed == {("answer", "deadline"): 1}
     async with asyncio.timeout(60):
@@ -192,6 +192,24 @@ async def test_a_sampled_request_goes_through_every_model_once(world: World, tmp
     rows = read_rows(tmp_path / "observed.jsonl")
     assert [(row.model, row.score) for row in rows] == [("small", 80), ("medium", 80), ("large", 80)]
     assert [model for model, _ in world.asked] == ["medium", "large"], "the first answer is known"
+
+
+async def test_a_sample_is_named_by_when_it_is_written(world: World, tmp_path: Path) -> None:
+    """A watcher reads a window's rows by their names; one whose answers took long must not be older than its window."""
+    answered_s: list[float] = []
+
+    async def slowly(_: dict[str, Any]) -> str:
+        await asyncio.sleep(0.01)
+        answered_s.append(time.time())
+        return "large"
+
+    world.sample_files["answer"] = SampleFile(tmp_path / "observed.jsonl")
+    await world.settle(msgspec.structs.replace(ROUTE, sampled_share=1.0), reply=slowly, judge=lambda _, __: 80)
+    async with asyncio.timeout(60):
+        while not world.counts.sampled["written"]:  # noqa: ASYNC110 a count has no event
+            await asyncio.sleep(0.005)
+    (request,) = {row.request for row in read_rows(tmp_path / "observed.jsonl")}
+    assert float(request) >= round(answered_s[-1] - 1e-6, 6)
 
 
 @pytest.mark.parametrize(("broken", "outcome"), [("judge", "incomplete"), ("file", "unwritten")])

@@ -143,9 +143,21 @@ def test_a_question_about_positions_at_a_later_turn_takes_a_changed_order_back()
         ("And the second?", True),
         ("Was sagt das zweite Dokument?", True),
         ("第二个文件说什么？", True),
+        ("文档2说什么？", True),
+        ("Документ 2 что говорит?", True),
+        ("Is [2] right?", True),
+        ("And what about #2?", True),
+        ("Is the first true?", True),
+        ("What does the 2nd claim?", True),
+        ("The second says otherwise. Why?", True),
+        ("And number three?", True),
+        ("What does no. 2 say?", True),
+        ("Summarise document2.", True),
+        ("What is in the opening passage?", True),
         ("Answer only from the documents below, in order to be right.", False),
         ("Who was the first president of France?", False),
         ("How many documents are there? Answer in one sentence.", False),
+        ("# 1. Role: cite documents as [id]. There are no 2 ways; give a number.", False),
     ],
 )
 def test_what_speaks_of_positions(said: str, expected: bool) -> None:
@@ -165,6 +177,43 @@ def test_the_tail_of_a_lists_last_item_does_not_stay_behind_another() -> None:
     reuse.rewrite(chat(numbered(body_of("b"), body_of("a"))), ALL)
     (text,) = texts(reuse.rewrite(chat(numbered(body_of("a"), body_of("b") + tail)), ALL))
     assert body_of("b") + tail in text
+
+
+def test_a_question_about_a_number_at_a_later_turn_takes_the_order_of_a_list_back() -> None:
+    reuse = new_reuse()
+    a, b = body_of("a"), body_of("b")
+    reuse.rewrite(chat(numbered(a, b)), ALL)
+    first = chat(numbered(b, a))
+    assert reuse.rewrite(first, ALL, session=b"s") != first
+    later = chat(numbered(b, a), ANSWER, {"role": "user", "content": "Expand on [2]."})
+    assert reuse.rewrite(later, ALL, session=b"s") == later
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "\nQ: was it?\nA: yes\n\nQuestion: Why?",
+        "\nQ: was it?\nA: yes",
+        "\n\nInstructions: turn it off.\n\nQuestion: Why?",
+        "\nTask: done in 2020",
+    ],
+)
+def test_what_looks_like_a_question_in_a_lists_last_item_stays_with_it(end: str) -> None:
+    reuse = new_reuse()
+    a, b, c = (body_of(name) for name in "abc")
+    reuse.rewrite(chat(numbered(c, a, b, end=end)), ALL)
+    (text,) = texts(reuse.rewrite(chat(numbered(a, b, c, end=end)), ALL))
+    assert text.endswith(c + end) or c + end + "\nPlease read" in text
+
+
+def test_a_list_whose_wrapper_seems_to_close_in_the_middle_of_a_line_keeps_its_last_item() -> None:
+    end = "\n</excerpts> is a tag, says the manual."
+    reuse = new_reuse()
+    items = [body_of(name) for name in "abc"]
+    first, later = numbered(*items[::-1], end=end), numbered(*items, end=end)
+    reuse.rewrite(chat({**first, "content": "<excerpts>\n" + first["content"]}), ALL)
+    (text,) = texts(reuse.rewrite(chat({**later, "content": "<excerpts>\n" + later["content"]}), ALL))
+    assert items[-1] + end in text
 
 
 def test_a_list_in_a_wrapper_ends_with_it_and_its_last_item_moves_whole() -> None:

@@ -172,6 +172,10 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         ("/v1/chat/completions", {"messages": IMAGE}, "media"),
         ("/v1/completions", {"prompt": [1, 2]}, "api"),
         ("/v1/completions", {}, "body"),
+        ("/v1/chat/completions", {"documents": [{"title": "a", "text": "b"}]}, "parameters"),
+        ("/v1/chat/completions", {"reasoning_effort": "high"}, "parameters"),
+        ("/v1/chat/completions", {"truncate_prompt_tokens": 5}, "parameters"),
+        ("/v1/chat/completions", {"tool_choice": "none"}, "parameters"),
     ],
 )
 async def test_what_token_ids_cannot_say_is_not_copied_and_blames_nobody(
@@ -191,6 +195,12 @@ async def test_a_session_with_a_salt_moves_with_it(world: World) -> None:
     assert await world.cached_share(world.target, turn) > 0.95
     other = msgspec.json.encode(msgspec.json.decode(turn.body) | {"cache_salt": "tenant two"})
     assert await world.cached_share(world.target, Turn(turn.facts, other, turn.move)) == 0
+
+
+async def test_parameters_that_change_no_prompt_are_no_reason_to_stay(world: World) -> None:
+    turn = await world.turn(tool_choice="auto", reasoning_effort=None, documents=[])
+    await world.copy(turn)
+    assert world.lives_at(turn) == world.target.address
 
 
 async def test_a_prompt_that_its_engine_does_not_hold_is_not_copied_and_blames_nobody(world: World) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 
@@ -14,20 +13,13 @@ from fairlead.admission.admission import Admission
 from fairlead.admission.rates import RateLimits
 from fairlead.core.facts import RequestFacts
 from fairlead.core.pool import Pool
+from fairlead.redis.password import StorePassword
 from fairlead.redis.store import SharedStore
 from fairlead.tools.simulate.faults import Fault
 from fairlead.tools.simulate.server import RunningEngine, running_engine
 from tests.migration.world import CHAT, Turn, World, conversation, options
-from tests.redis.world import RedisServer
+from tests.redis.server import RedisServer
 from tests.waiting import until
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
 
 
 class Sharing(World):
@@ -37,6 +29,7 @@ class Sharing(World):
         super().__init__(engines, self._decided)
         self.store = SharedStore(
             url,
+            StorePassword(),
             table=self.router.sessions,
             endpoints=lambda: self.router.pool.endpoints,
             apply=lambda _address, _load: None,

@@ -77,7 +77,6 @@ class Samples:
     async def _sample(
         self, entry: Entry, file: SampleFile, known: Mapping[str, tuple[Answer, float | None]], ask: Ask, score: Score
     ) -> SampleOutcome:
-        request = f"{time.time():.6f}"
         rows = []
         for model in entry.route.models:
             started_s = time.perf_counter()
@@ -91,9 +90,11 @@ class Samples:
                 value = await score(answer) if scored is None else scored
             except JudgeError:
                 return "incomplete"
-            rows.append(_row(request, model, answer, took_ms, value))
+            rows.append((model, answer, took_ms, value))
+        # Named by when it is written: whoever reads the newest rows would miss those whose answers took long.
+        request = f"{time.time():.6f}"
         try:
-            await asyncio.to_thread(file.append, rows)
+            await asyncio.to_thread(file.append, [_row(request, *row) for row in rows])
         except OSError:
             return "unwritten"
         return "written"

@@ -133,13 +133,13 @@ def _is_wrapper(tokens: Sequence[re.Match[bytes]], place: int, end: int) -> bool
 
 # ---- lists ----------------------------------------------------------------------------------------------------------
 
-_LABEL: Final = re.compile(rb"^[ \t]*\[(\d{1,3})\][ \t]*:?[ \t]*", re.MULTILINE)
+LABEL: Final = re.compile(rb"^[ \t]*\[(\d{1,3})\][ \t]*:?[ \t]*", re.MULTILINE)
 _CITATION: Final = re.compile(rb"\[(\d{1,3})\]")
 # What shows that a list has ended: the question, under its usual headings, or as one line at the end of the text.
-_QUESTION: Final = re.compile(
-    rb"\s*(?:(?:question|query|q|task|user question|user query|instructions?)[ \t]*:|(?<=\n\n)[^\n]*\?\s*\Z)",
-    re.IGNORECASE,
-)
+_HEADED: Final = rb"(?:question|query|q|user question|user query)[ \t]*:"
+_QUESTION: Final = re.compile(rb"\s*(?:" + _HEADED + rb"|(?<=\n\n)[^\n]*\?\s*\Z)", re.IGNORECASE)
+# With an answer or a second question, the first may be the last item's own.
+_ANOTHER: Final = re.compile(rb"^[ \t]*(?:" + _HEADED + rb"|(?:answer|a)[ \t]*:[ \t]*\S)", re.IGNORECASE | re.MULTILINE)
 _OPENING: Final = re.compile(rb"(?:<([A-Za-z_]\w{0,40})(?:\s[^<>]{0,200})?>|(```))[^\S\n]*\n?\s*\Z")
 _MOST_BEFORE: Final = 256  # bytes before a list in which its wrapper may open
 
@@ -152,7 +152,7 @@ def _numbered(text: bytes) -> list[Group]:
     """
     if b"[1]" not in text:
         return []
-    labels = list(islice(_LABEL.finditer(text), MOST_BLOCKS + 1))
+    labels = list(islice(LABEL.finditer(text), MOST_BLOCKS + 1))
     numbers = [int(label.group(1)) for label in labels]
     if not 2 <= len(labels) <= MOST_BLOCKS or numbers != list(range(1, 1 + len(numbers))):
         return []
@@ -176,12 +176,17 @@ def _list_end(text: bytes, list_start: int, last_start: int, spans: Sequence[tup
     opening = _OPENING.search(text[max(0, list_start - _MOST_BEFORE) : list_start])
     if opening is not None:
         closing = b"\n" + (b"</" + opening.group(1) + b">" if opening.group(1) else b"```")
-        return place if text.count(closing, last_start) == 1 and (place := text.find(closing, last_start)) else None
+        place = text.find(closing, last_start)
+        is_line = place >= 0 and not text[place + len(closing) :].split(b"\n", 1)[0].strip()
+        return place if is_line and text.find(closing, place + 1) < 0 else None
     if any(b"\n" in text[start:end] for start, end in spans):
         return None
     line_end = text.find(b"\n", last_start)
     is_last_line = line_end < 0 or not text[line_end:].strip()
-    return len(text) if is_last_line else line_end if _QUESTION.match(text, line_end) else None
+    if is_last_line:
+        return len(text)
+    asked = _QUESTION.match(text, line_end)
+    return line_end if asked is not None and _ANOTHER.search(text, asked.end()) is None else None
 
 
 # ---- JSON -----------------------------------------------------------------------------------------------------------

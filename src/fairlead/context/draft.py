@@ -12,7 +12,7 @@ import msgspec
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from fairlead.context.annotate import list_labels, order_annotation
-from fairlead.context.blocks import Format, Group, find_groups
+from fairlead.context.blocks import LABEL, Format, Group, find_groups
 from fairlead.context.census import Census, Claim, Named, named_blocks
 from fairlead.context.dedup import LEAST_IN_PARTS_BYTES, Seen, repeated_blocks, without_repeated_parts
 from fairlead.context.escaped import Piece, applied
@@ -38,10 +38,11 @@ class Found(msgspec.Struct, frozen=True):
     named: tuple[Named, ...]  # the blocks of all groups
 
     def outside(self) -> bytes:
-        """The text between its blocks."""
+        """The text between its blocks, without the labels of a numbered list."""
         spans = [(block.start, block.end) for group in self.groups for block in group.blocks]
         starts, ends = [0, *[end for _, end in spans]], [*[start for start, _ in spans], len(self.text)]
-        return b"\n".join([self.text[start:end] for start, end in zip(starts, ends, strict=True)])
+        between = b"\n".join([self.text[start:end] for start, end in zip(starts, ends, strict=True)])
+        return LABEL.sub(b"", between) if any(group.format == "numbered" for group in self.groups) else between
 
 
 def found_in(text: bytes, settings: Settings) -> Found:

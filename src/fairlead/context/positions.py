@@ -12,7 +12,7 @@ from typing import Final
 MOST_BYTES: Final = 32 * 1024  # some 4 ms; in longer texts anything may be said
 
 _REACH: Final = 5  # words from an ordinal to what it counts: "the first two really relevant documents"
-_TOKEN: Final = re.compile(r"\w+|[^\w\s]")
+_TOKEN: Final = re.compile(r"\w+|\[\d{1,3}\]|#\d{1,3}\b|[^\w\s]")
 _NTH: Final = re.compile(r"\d{1,3}(?:st|nd|rd|th|er|e|o|a|º|ª)\Z")
 
 
@@ -26,18 +26,22 @@ _NOUNS: Final = _words(
     "abstracts file files report reports chunk chunks reference references paragraph paragraphs page pages "
     "record records row rows one ones hit hits dokument dokumente dokuments quelle quellen artikel texte "
     "documento documentos documenti textos testo testi fuente fuentes fonte fonti fontes résultat résultats "
-    "resultado resultados risultato risultati"
+    "resultado resultados risultato risultati документ документа документе документы источник источнике"
 )
 _ORDINALS: Final = _words(
-    "first second third fourth fifth sixth seventh eighth ninth tenth last final penultimate middle top topmost "
+    "first second third fourth fifth sixth seventh eighth ninth tenth last final penultimate middle top "
     "bottom previous preceding next subsequent erste ersten erstes erster zweite zweiten zweites zweiter dritte "
     "dritten drittes dritter letzte letzten letztes letzter premier première premiers premières deuxième "
     "troisième dernier dernière derniers dernières primer primero primera primeros primeras segundo segunda "
     "tercero tercera último última últimos últimas primo prima primi prime secondo terzo terza ultimo ultima "
-    "ultimi ultime primeiro primeira terceiro terceira"
+    "ultimi ultime primeiro primeira terceiro terceira opening initial topmost"
 )
 _ARTICLES: Final = _words("the das der die den dem le la les el los las il lo i gli o os as")
-_AFTER_ALONE: Final = _words("? . , ; : ! ) and or of to und oder et ou y o e")
+_AFTER_ALONE: Final = _words(
+    "? . , ; : ! ) and or of to und oder et ou y o e is are was were does do did has have says say said claims claim "
+    "states state mentions mention contradicts contradict agrees agree disagrees disagree differs differ supports "
+    "support argues argue true false right wrong correct above below sagt ist sind richtig falsch dit est dice es è"
+)
 _NUMBERS: Final = _words("one two three four five six seven eight nine ten b c d e f g h")
 _BEFORE_NUMBER: Final = _words("number numbers no nr nos nummer # № ( [ . numéro número numero")
 _PLACED: Final = _words(
@@ -49,8 +53,12 @@ _ORDERS: Final = _words("order ordering sequence reihenfolge ordre orden ordine 
 _ALONE: Final = _words(
     "respectively chronological chronologically position positions nth former latter consecutive consecutively"
 )
-_PARTS: Final = ("第", "最初", "最後", "最后", "перв", "второ", "трет", "последн", "첫", "마지막")
-_TRIGGERS: Final = _NOUNS | _ORDINALS | _PLACED | _ORDERS | _ALONE
+_COUNTED: Final = re.compile(r"(?:文档|文件|文書|資料|资料|段落|문서|자료)\s?\d")
+_PARTS: Final = (
+    "第", "番目", "つ目", "번째", "最初", "最後", "最后", "перв", "второ", "трет", "последн", "첫", "마지막",
+)  # fmt: skip
+_COUNTING: Final = _words("number no nr nummer numéro número numero")
+_TRIGGERS: Final = _NOUNS | _ORDINALS | _PLACED | _ORDERS | _ALONE | _COUNTING
 
 
 def speaks_of_positions(text: bytes) -> bool:
@@ -58,14 +66,25 @@ def speaks_of_positions(text: bytes) -> bool:
     if len(text) > MOST_BYTES:
         return True
     said = text.decode("utf-8", "replace").lower()
-    if not said.isascii() and any(part in said for part in _PARTS):
+    if not said.isascii() and (any(part in said for part in _PARTS) or _COUNTED.search(said)):
         return True
     tokens = _TOKEN.findall(said.replace("_", " "))
     return any(_is_position(tokens, place) for place, token in enumerate(tokens) if _may_begin(token))
 
 
 def _may_begin(token: str) -> bool:
-    return token in _TRIGGERS or (token[0].isdigit() and _NTH.match(token) is not None)
+    if token in _TRIGGERS:
+        return True
+    if token.isalpha() or len(token) == 1:
+        return False
+    if token[0].isdigit():
+        return _NTH.match(token) is not None
+    return _is_mark(token) or (token[-1].isdigit() and token.rstrip("0123456789") in _NOUNS)
+
+
+def _is_mark(token: str) -> bool:
+    """ "[2]" or "#2"."""
+    return len(token) > 1 and token[0] in "[#"
 
 
 def _is_position(tokens: list[str], place: int) -> bool:
@@ -73,8 +92,10 @@ def _is_position(tokens: list[str], place: int) -> bool:
     before = tokens[place - 1] if place else ""
     following = tokens[place + 1 : place + 1 + _REACH]
     after = following[0] if following else "."
-    if token in _ALONE:
+    if token in _ALONE or _is_mark(token) or token[-1].isdigit():
         return True
+    if token in _COUNTING:  # "no 2" may be no number
+        return _is_number([after] if token == "number" else following[1:2] if after == "." else [])
     if token in _ORDERS:
         return after != "to"
     if token in _PLACED:

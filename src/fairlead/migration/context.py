@@ -1,8 +1,9 @@
 """The token ids of a session's context, as its engine tokenizes the current request.
 
 Only what shapes the prompt goes to the engine's /tokenize, as undecoded slices of the body. What cannot be copied by
-token ids alone (images, several prompts at once, other APIs) is refused. A salt of the cache is no part of the prompt:
-it goes with both completions of the copy, because KV of another salt is another KV.
+token ids alone (images, several prompts at once, other APIs, parameters that /tokenize does not know) is refused. A
+salt of the cache is no part of the prompt: it goes with both completions of the copy, because KV of another salt is
+another KV.
 """
 
 from __future__ import annotations
@@ -51,6 +52,23 @@ _KINDS: Final[dict[str, type[_Chat] | type[_Completion]]] = {
 }
 
 
+class _Unsaid(msgspec.Struct):
+    """What shapes a prompt of vLLM's and /tokenize does not take (0.32)."""
+
+    documents: _Slice = _UNSET
+    reasoning_effort: _Slice = _UNSET
+    tool_choice: _Slice = _UNSET
+    truncate_prompt_tokens: _Slice = _UNSET
+    prompt_embeds: _Slice = _UNSET
+
+    @property
+    def is_any(self) -> bool:
+        others = self.documents, self.reasoning_effort, self.truncate_prompt_tokens, self.prompt_embeds
+        said = [bytes(value) for value in others if value is not _UNSET]
+        without_tools = self.tool_choice is not _UNSET and bytes(self.tool_choice) == b'"none"'
+        return without_tools or any(value not in (b"null", b"[]") for value in said)
+
+
 class _Salted(msgspec.Struct):
     cache_salt: str | None = None
 
@@ -70,8 +88,11 @@ def tokenize_request(path: str, body: bytes, model: str) -> bytes:
         raise NotMovedError("api")
     try:
         asked = msgspec.json.decode(body, type=kind)
+        unsaid = msgspec.json.decode(body, type=_Unsaid)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise NotMovedError("body") from None
+    if unsaid.is_any:  # another prompt would be computed at a busy engine, and copied
+        raise NotMovedError("parameters")
     if isinstance(asked, _Chat):
         if any(name in bytes(asked.messages) for name in _MEDIA):
             raise NotMovedError("media")

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
 import structlog
 
 from fairlead.access import PLAIN
@@ -42,6 +43,15 @@ _DECIDED_WITHIN_S: Final = 2.0
 _CONNECTORS: Final[Mapping[str, Connector]] = {"mooncake": Mooncake(), "nixl": Nixl()}
 
 log = structlog.get_logger("fairlead.migration")
+
+
+class CopyUnderWay(msgspec.Struct, frozen=True):
+    """For people; it names no session."""
+
+    source: str
+    target: str
+    tokens: int  # of the prompt, cached at the source
+    age_s: float
 
 
 class MoverCounts:
@@ -75,11 +85,16 @@ class Mover:
         self._router = router
         self._clock_s = clock_s
         self._is_decided = is_decided
-        self._copies: set[asyncio.Task[None]] = set()
+        self._copies: dict[asyncio.Task[None], tuple[Move, float]] = {}  # with when it began
 
     @property
     def under_way(self) -> int:
         return len(self._copies)
+
+    def copies(self) -> list[CopyUnderWay]:
+        """Oldest first."""
+        now_s = self._clock_s()
+        return [CopyUnderWay(m.source, m.target, m.tokens, now_s - since_s) for m, since_s in self._copies.values()]
 
     def offer(self, move: Move, request: RequestFacts, path: str, body: bytes | None) -> None:
         """Begin the copy for `move`, which `request` caused. Never waits and never raises.
@@ -90,8 +105,8 @@ class Mover:
             self._drop(move, "too_large")
             return
         copy = asyncio.create_task(self._copy(move, request, path, body), name=f"copy {move.source} {move.target}")
-        self._copies.add(copy)
-        copy.add_done_callback(self._copies.discard)
+        self._copies[copy] = move, self._clock_s()
+        copy.add_done_callback(lambda done: self._copies.pop(done, None))
 
     async def stop(self) -> None:
         """Cancel the copies under way: their sessions stay where they are."""

@@ -6,12 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
-import yaml
 
 from fairlead.tools.plan.plan_file import read_plan
-from tests.tools.plan.world import profile, settings
+from tests.tools.plan.world import write_inputs
 
 FAIRLEAD = "import sys; from fairlead.cli import main; main()"
 
@@ -23,19 +21,7 @@ def fairlead(*arguments: str | Path, before: str = "") -> subprocess.CompletedPr
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> list[str | Path]:
-    document = settings(12, 4.0, models=2, max_pp=1).model_dump()
-    document["models"] = [{key: value for key, value in m.items() if key != "replicas"} for m in document["models"]]
-    (tmp_path / "cascade.yaml").write_text(yaml.safe_dump(document))
-    sample = profile(120, models=2)
-    with (tmp_path / "profile.jsonl").open("wb") as file:
-        for row in range(120):
-            for column, model in enumerate(sample.models):
-                entry = {
-                    "request": str(row), "model": model, "prompt_tokens": int(sample.prompt_tokens[row]),
-                    "output_tokens": int(sample.output_tokens[row, column]), "latency_ms": 1.0,
-                    "score": float(sample.score[row, column]),
-                }  # fmt: skip
-                file.write(msgspec.json.encode(entry) + b"\n")
+    write_inputs(tmp_path)
     return ["--settings", tmp_path / "cascade.yaml", "--profile", tmp_path / "profile.jsonl"]
 
 

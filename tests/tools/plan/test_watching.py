@@ -52,3 +52,18 @@ def test_a_sidecar_that_comes_later_counts_from_then_on(said: dict[str, int | No
     assert counter.rate_per_s(10.0) == 1.0
     said.update(a=20, b=520)
     assert counter.rate_per_s(20.0) == 3.0
+
+
+def test_what_a_sidecar_serves_that_does_not_answer_is_not_taken_for_gone(said: dict[str, int | None]) -> None:
+    """A plan for the others' rate alone would be for half of the traffic."""
+    counter = Counter(["a", "b"], "answer")
+    said.update(a=0, b=0)
+    counter.rate_per_s(0.0)
+    said.update(b=None)
+    rates = []
+    for window in range(1, 5):
+        said.update(a=100 * window)
+        rates.append(counter.rate_per_s(10.0 * window))
+    assert rates == [None, None, None, 10.0], "it is gone after some windows"
+    said.update(a=500, b=500)
+    assert counter.rate_per_s(50.0) == 20.0

@@ -5,9 +5,12 @@ Times follow from parameters and an H100's speed (990 TFLOPS, 3.35 TB/s), at wha
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import yaml
 
 from fairlead.tools.plan.routing import Profile
 from fairlead.tools.plan.settings import CascadeSettings
@@ -62,3 +65,20 @@ def profile(requests: int = 400, *, models: int = 3, seed: int = 1, answers: flo
         score=score,
         quality=score,
     )
+
+
+def write_inputs(folder: Path) -> None:
+    """cascade.yaml and profile.jsonl, as `fairlead plan` reads them."""
+    document = settings(12, 4.0, models=2, max_pp=1).model_dump()
+    document["models"] = [{key: value for key, value in m.items() if key != "replicas"} for m in document["models"]]
+    (folder / "cascade.yaml").write_text(yaml.safe_dump(document))
+    sample = profile(120, models=2)
+    with (folder / "profile.jsonl").open("wb") as file:
+        for row in range(120):
+            for column, model in enumerate(sample.models):
+                entry = {
+                    "request": str(row), "model": model, "prompt_tokens": int(sample.prompt_tokens[row]),
+                    "output_tokens": int(sample.output_tokens[row, column]), "latency_ms": 1.0,
+                    "score": float(sample.score[row, column]),
+                }  # fmt: skip
+                file.write(msgspec.json.encode(entry) + b"\n")

@@ -90,7 +90,7 @@ def test_where_every_report_is_lost_nothing_is_known_of_engines() -> None:
 def test_sidecars_share_the_requests_and_each_knows_its_own_only() -> None:
     answers, simulation = run(TRAFFIC, world=msgspec.structs.replace(small_world(), sidecars=Sidecars(count=3)))
     assert len(answers) == TRAFFIC.requests
-    blocks = [[e.indexed_blocks for e in sidecar.endpoints] for sidecar in simulation.sidecars]
+    blocks = [[sidecar.router.indexed_blocks(e) for e in sidecar.endpoints] for sidecar in simulation.sidecars]
     assert len(blocks) == 3
     assert all(sum(each) for each in blocks)
     assert all(e.load.inflight_requests == 0 for sidecar in simulation.sidecars for e in sidecar.endpoints)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -17,6 +19,7 @@ Floats = NDArray[np.float64]
 
 _DOT, _FRONT, _CHOSEN = "#56B4E9", "#0072B2", "#D55E00"  # Okabe and Ito's colours
 _MS_PER_S = 1000.0
+_LINE_SHARE = 0.06  # of the axis: lines of text that are nearer would overlap
 
 
 def pareto_front(latency_ms: Floats, quality: Floats) -> NDArray[np.intp]:
@@ -29,6 +32,15 @@ def pareto_front(latency_ms: Floats, quality: Floats) -> NDArray[np.intp]:
 
 def write_plot(path: Path, made: Made) -> None:
     """Raises UserError if the file cannot be written."""
+    png = io.BytesIO()
+    plan_figure(made).savefig(png, format="png")
+    try:
+        replace_file(path, png.getvalue())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def plan_figure(made: Made) -> Figure:
     plan = made.plan
     front = pareto_front(made.latency_ms, made.quality)
     figure = Figure(figsize=(7.2, 4.8), dpi=120, layout="constrained")
@@ -38,25 +50,27 @@ def write_plot(path: Path, made: Made) -> None:
         made.latency_ms[front] / _MS_PER_S, made.quality[front], color=_FRONT, drawstyle="steps-post",
         label="the best quality within each latency",
     )  # fmt: skip
-    chosen_s = made.searched.best.latency_ms / _MS_PER_S
-    axes.plot(chosen_s, plan.quality, "*", color=_CHOSEN, markersize=15, label="this plan")
-    for quality, model in ((plan.utopia, plan.models[-1]), (plan.nadir, plan.models[0])):
-        axes.axhline(quality, color="#777777", linewidth=0.8, linestyle="--")
-        axes.annotate(
-            f"{model} alone".replace("$", r"\$"), (1, quality), xycoords=("axes fraction", "data"), ha="right",
-            va="bottom", fontsize=8, color="#777777",
-        )  # fmt: skip
+    chosen_s = max(stage.latency.p95_ms for stage in plan.stages) / _MS_PER_S
+    axes.plot(chosen_s, plan.quality, "*", color=_CHOSEN, markersize=15, label=f"this plan: {chosen_s:.3g} s")
+    _alone(axes, ((plan.utopia, plan.models[-1]), (plan.nadir, plan.models[0])))
     shown_s = made.latency_ms[front] / _MS_PER_S
     axes.set_xlim(0.9 * shown_s.min(), max(1.15 * shown_s.max(), 1.1 * chosen_s))
     axes.set(xlabel="p95 of the slowest stage, s", ylabel="quality")
     axes.set_title(f"{plan.rate_per_s:g} requests a second on {plan.gpus} GPUs", fontsize=11)
-    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)  # within, it would hide points
     axes.grid(color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
-    try:
-        replace_file(path, png.getvalue())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+    return figure
+
+
+def _alone(axes: Any, models: Sequence[tuple[float, str]]) -> None:
+    """A line at the quality of each model that serves alone, with its name beside the axes; the best first."""
+    low, high = axes.get_ylim()
+    near = models[0][0] - models[-1][0] < _LINE_SHARE * (high - low)
+    for (quality, model), side in zip(models, ("bottom", "top"), strict=True):
+        axes.axhline(quality, color="#777777", linewidth=0.8, linestyle="--")
+        axes.annotate(
+            f"{model} alone".replace("$", r"\$"), (1, quality), (4, 0), xycoords=("axes fraction", "data"),
+            textcoords="offset points", ha="left", va=side if near else "center", fontsize=8, color="#777777",
+        )  # fmt: skip

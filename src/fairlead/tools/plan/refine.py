@@ -16,6 +16,7 @@ from fairlead.tools.plan.search import ScoredPlan, SearchResult
 
 SHORTLIST = 8
 _MOST_SIMULATED = 10  # for a limit on latency: each simulation shows which quality to try next
+_LEAST_RATIO = 0.5  # of a request's p95 to the sum of its stages'
 _TIE = 0.005  # of the latency: then GPU time decides
 
 Simulate = Callable[[ScoredPlan], Prediction]
@@ -44,21 +45,22 @@ def most_quality(searched: SearchResult, most_latency_ms: float, simulate: Simul
     """The best quality whose requests have a p95 within the limit when they are simulated; the least p95 if none has.
 
     Estimates of a request's p95 are added up from its stages' and so too high, by about the same share for similar
-    plans: each simulation corrects the next guess.
+    plans: each simulation corrects the next guess. The first may be of one stage, whose estimate is right: so where no
+    other seems to be within the limit, the fastest of those that may be is tried too.
     """
     best: Refined | None = None
     least_ms = float("inf")
-    ratios = [1.0]
+    ratios: list[float] = []
     untried = set(range(len(searched.vectors)))
     fastest = int(searched.latency_ms.argmin())
     for _ in range(_MOST_SIMULATED):
-        ratio = median(ratios[-3:])
-        better = [
-            index
-            for index in untried
-            if searched.latency_ms[index] * ratio <= most_latency_ms
-            and (best is None or searched.quality[index] > best.plan.routed.quality)
-        ]
+        least = -float("inf") if best is None else best.plan.routed.quality
+        more = [index for index in untried if searched.quality[index] > least]
+        ratio = median(ratios[-3:]) if ratios else 1.0
+        better = [index for index in more if searched.latency_ms[index] * ratio <= most_latency_ms]
+        if not better and ratios:
+            doubtful = [index for index in more if searched.latency_ms[index] * _LEAST_RATIO <= most_latency_ms]
+            better = sorted(doubtful, key=lambda index: float(searched.latency_ms[index]))[:1]
         if not better:
             if best is not None or fastest not in untried:
                 break

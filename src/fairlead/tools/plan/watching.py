@@ -20,6 +20,7 @@ from fairlead.tools.plan.plan_file import write_plan
 from fairlead.tools.plan.replanning import Replanner, Window, accepted, advice, exactly, put_in_force, sampled
 
 _SCRAPE_S = 10.0
+_MOST_SILENT = 3  # windows without an answer, after which a sidecar counts as gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +42,30 @@ class Counter:
         self._urls = urls
         self._route = route
         self._last: dict[str, tuple[int, float]] = {}  # by sidecar: requests, and when it was asked
+        self._silent: dict[str, int] = {}  # by sidecar that has answered before: windows since it last did
         self.failing: list[str] = []
 
     def rate_per_s(self, now_s: float) -> float | None:
-        """Requests a second over all sidecars that answer, each since it last did; None at first, and if none does."""
+        """Requests a second over all sidecars, each since it last answered; None at first, if none does, and for a few
+        windows in which one that did before does not: what it serves is missing from the sum.
+        """
         rates = []
         self.failing = []
         for url in self._urls:
             counted = _counted(url, self._route)
             if counted is None:
                 self.failing.append(url)
+                if url in self._last:
+                    self._silent[url] = self._silent.get(url, 0) + 1
                 continue
+            self._silent.pop(url, None)
             before = self._last.get(url)
             self._last[url] = counted, now_s
             if before is not None and now_s > before[1]:
                 new = counted - before[0] if counted >= before[0] else counted  # it restarted
                 rates.append(new / (now_s - before[1]))
-        return sum(rates) if rates else None
+        is_known = all(silent > _MOST_SILENT for silent in self._silent.values())
+        return sum(rates) if rates and is_known else None
 
 
 def watch_windows(planner: Replanner, watched: Watched, windows: int | None) -> Iterator[str]:

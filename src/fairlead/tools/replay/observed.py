@@ -29,6 +29,10 @@ from fairlead.tools.simulate.parameters import EngineParameters
 
 LEAST_ANSWERS: Final = 100  # for a model, or for an engine with its own constants
 MOST_ANSWERS: Final = 20_000  # only the latest are used
+COLUMNS: Final = (
+    "at_s", "total_ms", "first_token_ms", "rtt_ms", "prompt_tokens", "cached_tokens", "expected_tokens",
+    "queued_tokens", "output_tokens", "asked", "model", "endpoint", "code",
+)  # fmt: skip
 LEAST_ALONE: Final = 20
 _OK: Final = 200
 _CLIENT_LEFT: Final = 499
@@ -95,7 +99,7 @@ class _Busy:
         return now_ms * passed - sums[passed]
 
 
-def observed(decisions: pl.DataFrame, source: Path) -> Observed:
+def observed(decisions: pl.DataFrame, source: Path | str) -> Observed:
     """The pool of a log of all its requests. Raises UserError if too few answers of a model were observed in full.
 
     An engine gets its model's constants, or its own where these fit better.

@@ -65,6 +65,8 @@ COMPARED: Final = (
     Column("E2E mean", "e2e_mean_ms"),
 )
 
+_ALIKE: Final = 1e-9  # of a mean: a smaller interval is rounding
+
 _LEGEND: Final = """\
 - TTFT, TPOT, E2E: time to first token, per further token, to the end, of all attempts that were answered. TTCA: time \
 from the first attempt to a right answer.
@@ -73,7 +75,8 @@ compute, over the mean of all engines. Most chosen: share of attempts that one e
 - Amplification: from the first request to the last answer, over the span of the recording: in a closed loop a slow \
 pool is asked later.
 - Goodput: right answers with the first token within {first_token_ms:g} ms and {token_ms:g} ms a token.
-- Intervals are Student's t over seeds, which draw what the notes above say, not other traffic. In a comparison both \
+- Intervals are Student's t over seeds, which draw what the notes above say, not other traffic. A number without one \
+is of a single seed, or the same with every seed: then nothing varied, and it is not exact. In a comparison both \
 policies had the same arrivals; an interval that holds 1 means that the sign may be chance, and with so many \
 comparisons one in twenty would look real without being it."""
 
@@ -157,9 +160,19 @@ def _table(results: ReplayResults, trace: str, columns: Sequence[Column]) -> str
     return table(("Policy", *(column.heading for column in columns)), rows)
 
 
-def _text(found: Estimate, digits: int) -> str:
+def half_width(found: Estimate) -> float | None:
+    """Of the interval; None where there is none: with a single seed, or with seeds that are all alike."""
     half = found.high - found.mean
-    return f"{found.mean:,.{digits}f}" + (f" ± {half:,.{digits}f}" if math.isfinite(half) else "")
+    return half if math.isfinite(half) and half > _ALIKE * abs(found.mean) else None
+
+
+def _text(found: Estimate, digits: int) -> str:
+    half = half_width(found)
+    mean = f"{found.mean:,.{digits}f}"
+    if half is None:
+        return mean
+    least = 10.0**-digits
+    return f"{mean} ± {half:,.{digits}f}" if half >= least / 2 else f"{mean} ± <{least:,.{digits}f}"
 
 
 def _successes(results: ReplayResults, trace: str) -> str:
@@ -196,6 +209,6 @@ def against(results: ReplayResults, trace: str, ours: str, other: str, column: C
 
 
 def _ratio_text(found: Estimate) -> str:
-    if not math.isfinite(found.high):
+    if half_width(found) is None:
         return f"{found.mean:.2f}"
     return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"

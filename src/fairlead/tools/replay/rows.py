@@ -110,7 +110,8 @@ def summarise(
         ((pl.col("total_ms") - pl.col("first_token_ms")) / (pl.col("output_tokens") - 1)).alias("tpot")
     )["tpot"]
     ttft, e2e = answered["first_token_ms"], answered["total_ms"]
-    turns = frame.group_by("conversation", "turn").agg(
+    # In order, so that sums of floats are the same in every run, to the last bit.
+    turns = frame.group_by("conversation", "turn", maintain_order=True).agg(
         pl.col("right").any(), pl.col("attempt").max(), (pl.col("sent_ms") + pl.col("total_ms")).max().alias("end_ms"),
         pl.col("asked_ms").first(),
     )  # fmt: skip

@@ -66,7 +66,7 @@ class _ReplayJob(msgspec.Struct, frozen=True):
 
 def workload_of(traffic: Traffic, seed: int) -> Workload:
     """Raises UserError for a trace that cannot be replayed."""
-    workload = read_trace(Path(traffic.path), traffic.sampling, seed)
+    workload = read_trace(traffic.path, traffic.sampling, seed, from_s=traffic.from_s, to_s=traffic.to_s)
     if traffic.from_s > 0 or traffic.to_s != float("inf"):
         workload = workload.between(traffic.from_s, traffic.to_s)
         if not workload.conversations:

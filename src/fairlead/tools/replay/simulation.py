@@ -140,7 +140,7 @@ class Simulation:
             block_tokens=self.workload.block_tokens * error,
         )
         if turn.model in self.world.adapters:
-            facts = facts.of_adapter(turn.model)
+            facts = facts.called(turn.model, is_adapter=True)
         self.counts.sent += 1
         self._admit(now_ms, facts, what)
 
