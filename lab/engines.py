@@ -105,7 +105,7 @@ async def _until_warm(engine: LabEngine) -> None:
 
 async def _first_answer(engine: LabEngine) -> None:
     message = {"role": "user", "content": words.asked("en", "")}
-    body = {"model": engine.model, "messages": [message], "max_tokens": 2}
+    body = {"model": engine.model, "messages": [message], "max_tokens": 2, **engine.server.first_request}
     async with httpx.AsyncClient(trust_env=False, timeout=_ANSWERS_WITHIN_S) as client:
         try:
             response = await client.post(f"http://{engine.address}/v1/chat/completions", json=body)

@@ -23,8 +23,10 @@ from lab.servers import MODELS, TOPIC
 
 CAPABILITY: Final = MODELS / f"{TASK}.json"  # as `make ttca` fitted it
 START_MS_PER_TOKEN: Final = 0.1  # before anything was measured
+_FORGET_WITHIN_S: Final = 120.0
 _TEACHING_TOKENS: Final = 512
 _TEACHING_REQUESTS: Final = 4  # for each model and language
+_PROCESSOR_TIMEOUT_MS: Final = 10_000  # engines take all cores: a sidecar that waits for one is not away
 
 
 def known(folder: Path) -> Learnt:
@@ -43,17 +45,28 @@ async def running_front(
     speeds = {engine.model: learnt.prefill_ms_per_token.get(engine.model, START_MS_PER_TOKEN) for engine in running}
     served = await discover([engine.address for engine in running])
     events = {e.address: {"events": e.events, "replay": e.replay, "topic": TOPIC} for e in running}
-    async with Front(served, Learnt(learnt.capability, speeds, {}), policy, folder, events, sections) as front:
+    patient = {"gateway": {"processor_timeout_ms": _PROCESSOR_TIMEOUT_MS}} | sections
+    async with Front(served, Learnt(learnt.capability, speeds, {}), policy, folder, events, patient) as front:
         await while_running(_teach(front, running), engines.ended(), front.ended())
         yield front
 
 
 async def forget_prompts(engines: LabEngines) -> None:
-    """Empty every prefix cache. Engines report it in KV events only at their next step: a short prompt triggers one."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    """Empty every prefix cache. A vLLM may refuse for a step or two after its last answer."""
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client, asyncio.timeout(_FORGET_WITHIN_S):
         for engine in engines.running:
-            (await client.post(f"http://{engine.address}{engine.server.forget_path}")).raise_for_status()
-            (await client.post(f"http://{engine.address}/v1/completions", json=_step(engine))).raise_for_status()
+            while not await _has_forgotten(client, engine):
+                pass  # each try is a step of the engine
+
+
+async def _has_forgotten(client: httpx.AsyncClient, engine: LabEngine) -> bool:
+    """Engines report it in KV events only at their next step: a short prompt triggers one.
+
+    With the blocks of a request that was only just answered, vLLM does nothing and says `{"success": false}`.
+    """
+    answer = (await client.post(f"http://{engine.address}{engine.server.forget_path}")).raise_for_status()
+    (await client.post(f"http://{engine.address}/v1/completions", json=_step(engine))).raise_for_status()
+    return b"false" not in answer.content
 
 
 def body_of(question: words.Question, model: str) -> dict[str, object]:

@@ -14,6 +14,11 @@ if torch.version.cuda is None:  # then torchvision's build, which is for GPUs, d
     for _operator in ("nms", "qnms"):
         torch.library.define(f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
+if "--disaggregation-mode" in sys.argv:  # one half of each request: its indices wait in memory that a GPU has pinned
+    from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
+
+    MooncakeKVSender.supports_host_tensor_indices = False
+
 if __name__ == "__main__":
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args

@@ -1,4 +1,5 @@
-"""A session moves between two real vLLM servers, with Fairlead and a real Envoy in front: its KV goes over TCP.
+"""KV moves between two real vLLM servers over TCP, with Fairlead and a real Envoy in front: sessions, and prompts that
+one of the servers computes for the other.
 
 The servers are those of the lab, with vLLM's Mooncake connector. Prompts are longer than what the tiny models learned:
 what they answer means nothing. That it is the same, with the same probabilities, is what counts.
@@ -7,8 +8,12 @@ what they answer means nothing. That it is the same, with the same probabilities
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import signal
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -18,17 +23,22 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from fairlead.engines.introduction import discover
 from fairlead.engines.kv_transfer import Exported, Party, Prompt, TransferError, complete, taken
 from fairlead.engines.mooncake import Mooncake
 from fairlead.tools.demo.front import Front
+from fairlead.tools.demo.learning import Learnt
 from lab import words
 from lab.engines import LabEngines
 from lab.moving import ABORT_S, Moving
-from lab.pool import known, running_front
+from lab.pool import forget_prompts, known, running_front
 from lab.servers import BLOCK_TOKENS
+from tests.waiting import until
 
 MODEL = "heron"
 WITHIN_S = 120.0
+BUSY = 3  # answers under way at the server that decodes
+TRIES = 5
 ROUNDING = 0.25  # two steps of a bfloat16 logit between 16 and 32
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(840), pytest.mark.slow]
@@ -38,6 +48,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(840)
 class Lab:
     engines: LabEngines
     moving: Moving
+    folder: Path
     front: Front
     client: httpx.AsyncClient
     admin: httpx.AsyncClient
@@ -69,25 +80,32 @@ def conversation(session: str, number: int) -> dict[str, Any]:
     return {"model": MODEL, "messages": messages} | sampling
 
 
+def listed(engines: LabEngines, moving: Moving) -> list[dict[str, Any]]:
+    """The engines as a configuration lists them."""
+    return [
+        {
+            "address": engine.address,
+            "model": MODEL,
+            "kv_transfer": {"connector": "mooncake", "bootstrap": bootstrap},
+        }
+        for engine, bootstrap in zip(engines.running, moving.bootstraps, strict=True)
+    ]
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def lab() -> AsyncIterator[Lab]:
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:  # short: the path of a Unix socket is
         folder, moving = Path(name), await asyncio.to_thread(Moving, 2)
         async with LabEngines((MODEL, MODEL), folder, moving) as engines:
-            endpoints = [
-                {
-                    "address": engine.address,
-                    "model": MODEL,
-                    "kv_transfer": {"connector": "mooncake", "bootstrap": bootstrap},
-                }
-                for engine, bootstrap in zip(engines.running, moving.bootstraps, strict=True)
-            ]
+            (folder / "admin.token").write_text("t" * 48, encoding="utf-8")
+            listen, token = {"admin_token_file": "admin.token"}, {"authorization": f"Bearer {'t' * 48}"}
+            pool = {"endpoints": listed(engines, moving)}
             async with (
-                running_front(engines, known(folder), "ear", folder, pool={"endpoints": endpoints}) as front,
+                running_front(engines, known(folder), "ear", folder, pool=pool, listen=listen) as front,
                 httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=WITHIN_S) as client,
-                httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=WITHIN_S) as admin,
+                httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=WITHIN_S, headers=token) as admin,
             ):
-                yield Lab(engines, moving, front, client, admin)
+                yield Lab(engines, moving, folder, front, client, admin)
 
 
 async def test_a_moved_session_finds_its_context_on_the_target_and_gets_the_same_answer(lab: Lab) -> None:
@@ -131,10 +149,171 @@ async def test_an_import_that_finds_nothing_is_computed_and_its_counter_says_so(
     assert (await taken(target, WITHIN_S)).tokens == before
 
 
-async def test_a_session_that_is_ordered_off_an_endpoint_that_dies_first_goes_on_elsewhere(lab: Lab) -> None:
+@dataclass(frozen=True)
+class Halves:
+    """Another front: the server at `prefill` only computes prompts for the one at `decode`."""
+
+    prefill: str
+    decode: str
+    client: httpx.AsyncClient
+    admin: httpx.AsyncClient
+
+    async def inflight(self) -> dict[str, float]:
+        page = (await self.admin.get("/metrics")).text
+        found = re.findall(r'^fairlead_inflight_requests\{endpoint="([^"]+)"[^}]*\} (\S+)', page, re.MULTILINE)
+        return {endpoint: float(count) for endpoint, count in found}
+
+    async def split(self, outcome: str) -> int:
+        """Prompts that the other server was asked to compute."""
+        page = (await self.admin.get("/metrics")).text
+        counts = re.findall(
+            rf'^fairlead_remote_prefills_total\{{outcome="{outcome}",[^}}]*\}} (\S+)', page, re.MULTILINE
+        )
+        return round(sum(map(float, counts)))
+
+    async def ask(self, session: str) -> httpx.Response:
+        return (await self.client.post("/v1/chat/completions", json=conversation(session, 0))).raise_for_status()
+
+
+@asynccontextmanager
+async def halves(lab: Lab, prefill: str) -> AsyncIterator[Halves]:
+    """With answers under way at the decode server all the time, which a long prompt would interrupt."""
+    (decode,) = [engine.address for engine in lab.engines.running if engine.address != prefill]
+    endpoints = [
+        endpoint | {"role": "prefill" if endpoint["address"] == prefill else "decode"}
+        for endpoint in listed(lab.engines, lab.moving)
+    ]
+    # At this speed a prompt of some tokens is not worth a transfer, and one of thousands is, beside other answers.
+    pool = {"endpoints": endpoints, "models": {MODEL: {"prefill_ms_per_token": 0.2}}}
+    folder = Path(tempfile.mkdtemp(dir=lab.folder))
+    # Engines take all cores: a sidecar that waits for one is not away, and what is judged is where prompts go.
+    sections = {"pool": pool, "observe": {"answers_per_second": 0}, "gateway": {"processor_timeout_ms": 10_000}}
+    served = await discover([each["address"] for each in endpoints])
+    async with (
+        Front(served, Learnt(known(folder).capability, {MODEL: 0.2}, {}), "fairlead", folder, None, sections) as front,
+        httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=WITHIN_S) as client,
+        httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=WITHIN_S) as admin,
+    ):
+        them = Halves(prefill, decode, client, admin)
+
+        async def identified() -> bool:
+            return all(e["version"] for e in (await admin.get("/debug/endpoints")).json()["endpoints"])
+
+        await until(identified, "the engines have told their version", WITHIN_S)
+        answers = [asyncio.create_task(answer_forever(client)) for _ in range(BUSY)]
+
+        async def is_busy() -> bool:
+            return (await them.inflight()).get(decode, 0) >= BUSY
+
+        try:
+            await until(is_busy, "answers are under way", WITHIN_S)
+            yield them
+        finally:
+            for each in answers:
+                each.cancel()
+            await asyncio.gather(*answers, return_exceptions=True)
+
+        async def is_at_rest() -> bool:
+            return not any((await them.inflight()).values())
+
+        await until(is_at_rest, "nothing is left of any request", WITHIN_S)
+
+
+async def answer_forever(client: httpx.AsyncClient) -> None:
+    """One long streamed answer after another."""
+    asked = [{"role": "user", "content": "Count."}]
+    body = {"model": MODEL, "messages": asked, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    while True:
+        async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            assert answer.status_code == 200
+            async for _ in answer.aiter_bytes():
+                pass
+
+
+async def sources(address: str) -> dict[str, int]:
+    """Prompt tokens by where the engine had them from, since its start."""
+    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as client:
+        page = (await client.get(f"http://{address}/metrics")).text
+    found = re.findall(r'^vllm:prompt_tokens_by_source_total\{.*source="(\w+)".*\} ([0-9.e+]+)', page, re.MULTILINE)
+    return {source: round(float(count)) for source, count in found}
+
+
+async def test_a_prompt_is_computed_at_one_server_only_and_its_answer_is_the_same(lab: Lab) -> None:
+    prefill = lab.engines.running[0].address
+    await forget_prompts(lab.engines)
+    async with halves(lab, prefill) as them:
+        for number in range(TRIES):  # a machine that is too busy makes a prefill late
+            done = await them.split("done")
+            before = await sources(prefill), await sources(them.decode)
+            answer = await them.ask(f"p{number}")
+            if await them.split("done") > done:
+                break
+
+        async def counted() -> bool:
+            return (await sources(them.decode))["external_kv_transfer"] > before[1]["external_kv_transfer"]
+
+        await until(counted, "the transfer is counted", WITHIN_S)
+        after = await sources(prefill), await sources(them.decode)
+    assert answer.headers["x-fairlead-endpoint"] == them.decode
+    tokens = answer.json()["usage"]["prompt_tokens"]
+    assert tokens > 4000
+    computed = [now["local_compute"] - then["local_compute"] for now, then in zip(after, before, strict=True)]
+    assert computed[0] >= tokens
+    assert computed[1] <= 10 * BLOCK_TOKENS  # its last block, and the short prompts of the others
+    assert after[1]["external_kv_transfer"] - before[1]["external_kv_transfer"] >= tokens - BLOCK_TOKENS
+    await forget_prompts(lab.engines)
+    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as client:
+        alone = await client.post(f"http://{them.decode}/v1/chat/completions", json=conversation(f"p{number}", 0))
+    assert_same(answer.json()["choices"][0], alone.json()["choices"][0])
+
+
+async def test_split_prompts_under_load_leave_nothing_behind_though_clients_leave(lab: Lab) -> None:
+    async with halves(lab, lab.engines.running[0].address) as them:
+        asked = [asyncio.create_task(them.ask(f"load {number}")) for number in range(8)]
+
+        async def is_held() -> bool:
+            return (await them.inflight()).get(them.prefill, 0) > 0
+
+        await until(is_held, "a prompt is computed elsewhere", WITHIN_S)
+        for each in asked[::2]:
+            each.cancel()
+        answers = await asyncio.gather(*asked[1::2])
+        assert {answer.headers["x-fairlead-endpoint"] for answer in answers} == {them.decode}
+    assert await is_idle(lab)
+
+
+async def is_idle(lab: Lab) -> bool:
+    """No engine has a request left; their gauges move only when they step."""
+
+    async def none_left() -> bool:
+        await forget_prompts(lab.engines)
+        async with httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as client:
+            pages = [(await client.get(f"http://{e.address}/metrics")).text for e in lab.engines.running]
+        counts = [
+            re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)", page, re.MULTILINE) for page in pages
+        ]
+        return all(float(count) == 0 for page in counts for count in page)
+
+    await until(none_left, "the engines are idle", WITHIN_S)
+    return True
+
+
+async def test_a_session_and_a_prompt_at_a_server_that_dies_go_on_at_the_other(lab: Lab) -> None:
     home = (await lab.turn("t", 0)).headers["x-fairlead-endpoint"]
-    target = next(engine.address for engine in lab.engines.running if engine.address != home)
-    await lab.order("move", session="t", to=target)
-    next(engine for engine in lab.engines.running if engine.address == home).child.kill()
+    dies = next(engine.child for engine in lab.engines.running if engine.address == home)
+    async with halves(lab, home) as them:
+        await lab.order("move", session="t", to=them.decode)
+        os.kill(dies.pid, signal.SIGSTOP)  # so that it dies while it has a prompt to compute
+        asked = asyncio.create_task(them.ask("q"))
+
+        async def is_there() -> bool:
+            return (await them.inflight()).get(home, 0) > 0
+
+        await until(is_there, "it waits for its prompt", WITHIN_S)
+        dies.kill()
+        answer = await asked
+        assert await them.split("failed") == 1
+    assert answer.headers["x-fairlead-endpoint"] == them.decode
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] < BLOCK_TOKENS
     after = await lab.turn("t", 1)
-    assert after.headers["x-fairlead-endpoint"] == target
+    assert after.headers["x-fairlead-endpoint"] == them.decode

@@ -32,13 +32,13 @@ from lab.engines import LabEngine, LabEngines
 from lab.pool import body_of, forget_prompts, known, running_front
 from lab.servers import BLOCK_TOKENS, MAX_MODEL_LEN, TOPIC, Extra
 from tests.lab.adapters import RANK, write_adapter
+from tests.lab.under_load import ASKERS, answers_around_a_kill
 
 ENGLISH, CHINESE = "heron", "stork"  # the models, by the script that most of their training was in
 ADAPTERS = ("legal", "medical")  # of the second, which has one slot for them
 WITHIN_S = 120.0
 # Measured round trips between processes of one busy machine say nothing of the engines.
 EQUALLY_FAR = {"name": "fairlead", "rtt_weight": 0}
-ASKERS = 8
 TIE_MS = 2.0  # the policy's default: costs that are this near are equal
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(840), pytest.mark.slow]
@@ -217,13 +217,8 @@ async def test_the_blocks_that_a_real_engine_stores_and_clears_are_followed(lab:
 
 
 async def test_an_engine_that_is_killed_under_load_loses_no_question(lab: Lab) -> None:
-    answers: list[Answer] = []
-    enough = asyncio.Event()
-
-    async def asker(number: int) -> None:
-        rng = Random(600 + number)
-        while not enough.is_set():
-            answers.append(await lab.ask(words.question(rng, "en", 512), lambda _: True))
+    async def ask(rng: Random) -> Answer:
+        return await lab.ask(words.question(rng, "en", 512), lambda _: True)
 
     async def holds_some() -> bool:
         return bool((await lab.seen(ENGLISH))["inflight_requests"])
@@ -231,18 +226,6 @@ async def test_an_engine_that_is_killed_under_load_loses_no_question(lab: Lab) -
     async def is_ejected() -> bool:
         return not (await lab.seen(ENGLISH))["healthy"]
 
-    async def killer() -> None:
-        await until(holds_some)
-        lab.engine(ENGLISH).child.kill()
-        await until(is_ejected)
-        ended = len(answers)
-
-        async def go_on() -> bool:  # of those that were under way each asker has had its own by then
-            return len(answers) >= ended + 2 * ASKERS
-
-        await until(go_on)
-        enough.set()
-
-    await asyncio.gather(killer(), *[asker(number) for number in range(ASKERS)])
+    answers = await answers_around_a_kill(ask, holds_some, lab.engine(ENGLISH).child.kill, is_ejected)
     assert {answer.attempts[-1].status for answer in answers} == {200}
     assert {answer.attempts[-1].model for answer in answers[-ASKERS:]} == {CHINESE}
