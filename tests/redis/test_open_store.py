@@ -17,9 +17,11 @@ from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.sessions import SessionTable
 from fairlead.errors import UserError
 from fairlead.redis import open_store
+from fairlead.redis.password import StorePassword
 try:
     open_store(
         "redis://h:1",
+        StorePassword(),
         table=SessionTable(),
         endpoints=list,
         apply=print,

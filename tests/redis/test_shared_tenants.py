@@ -9,7 +9,8 @@ from fairlead.admission.admission import Rules
 from fairlead.admission.rates import Charge, Rate, RateRules
 from fairlead.admission.waiting import Waiting
 from tests.redis.conftest import Join
-from tests.redis.world import RedisServer, Sidecar, until
+from tests.redis.server import RedisServer
+from tests.redis.world import Sidecar, until
 
 LIMIT = 10_000.0
 SLOW = RateRules(others=Rate(tokens=LIMIT))

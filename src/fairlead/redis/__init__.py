@@ -14,6 +14,7 @@ from fairlead.core.peers import NO_LOAD
 from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.sessions import SessionTable
 from fairlead.errors import UserError, how_to_install
+from fairlead.redis.password import StorePassword
 
 if TYPE_CHECKING:  # the library is an extra
     from fairlead.redis.store import SharedStore
@@ -81,6 +82,7 @@ class NoStore:
 
 def open_store(
     url: str,
+    password: StorePassword,
     *,
     table: SessionTable,
     endpoints: Callable[[], Iterable[Endpoint]],
@@ -96,6 +98,7 @@ def open_store(
         return NoStore()
     return _shared_store()(
         url,
+        password,
         table=table,
         endpoints=endpoints,
         apply=apply,

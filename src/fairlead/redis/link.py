@@ -18,9 +18,11 @@ from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import InvalidResponse, RedisError
 
 from fairlead.addresses import without_password
+from fairlead.errors import UserError
+from fairlead.redis.password import StorePassword
 
 TIMEOUT_S: Final = 1.0  # for a command, and for silence past the next ping: a slower Redis counts as gone
 FIRST_PAUSE_S: Final = 0.1
@@ -28,6 +30,8 @@ LONGEST_PAUSE_S: Final = 2.0
 _PING_S: Final = 0.5
 _STEADY_S: Final = 5.0  # after a connection that lasted this long, pauses start again at the shortest
 _LEAVE_S: Final = 0.5
+# What the library raises for bytes that are not Redis's: lengths below 0, no numbers, nested too deep, lines too long.
+_MISREAD: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
 
 _Answer = TypeVar("_Answer")
 
@@ -52,10 +56,11 @@ class Participant(Protocol):
 class RedisLink:
     """One Redis for several participants. `up` and `failures` are for metrics."""
 
-    def __init__(self, url: str, participants: Sequence[Participant]) -> None:
+    def __init__(self, url: str, password: StorePassword, participants: Sequence[Participant]) -> None:
         self.up = False
         self.failures = 0  # connections refused or lost
         self._url = url
+        self._password = password
         self._shown_url = without_password(url)
         self._participants = {participant.channel: participant for participant in participants}
         self._task: asyncio.Task[None] | None = None
@@ -90,6 +95,7 @@ class RedisLink:
         """Open one connection and serve until it fails; raises what ended it."""
         redis = Redis.from_url(
             self._url,
+            password=self._password.read(),  # what the URL has goes before it
             protocol=2,
             socket_timeout=None,  # the library's own timeout sometimes swallows a cancellation: see `answered`
             socket_connect_timeout=TIMEOUT_S,
@@ -120,8 +126,9 @@ class RedisLink:
     async def _listen(self, subscription: PubSub) -> None:
         while True:
             kind, channel, data = await _next_message(subscription)
-            if kind == "message":
-                self._participants[channel].received(data)
+            participant = self._participants.get(channel)
+            if kind == "message" and participant is not None:
+                participant.received(data)
 
     async def _ping(self, subscription: PubSub) -> None:
         """Ping, because a quiet subscription and a Redis that hangs look the same."""
@@ -148,7 +155,7 @@ class RedisLink:
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
-        if not isinstance(cause, RedisError | OSError | TimeoutError):
+        if not isinstance(cause, RedisError | OSError | TimeoutError | UserError):
             trace = "".join(traceback.format_exception(cause, limit=-8))  # never with locals: one may be the password
             log.error("sharing over the store failed", store=self._shown_url, cause=trace)
         elif not self._logged_down:
@@ -158,18 +165,31 @@ class RedisLink:
 
 
 async def answered(command: Awaitable[_Answer]) -> _Answer:
-    """The answer to `command`; raises TimeoutError when it takes too long.
+    """The answer to `command`; raises TimeoutError when it takes too long, and InvalidResponse for what is no answer.
 
     Python 3.11's `wait_for`, which the library uses for its own time limit, drops a cancellation that arrives together
     with the result, and then the link never stopped.
     """
-    async with asyncio.timeout(TIMEOUT_S):
-        return await command
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await command
+    except _MISREAD as error:
+        raise _no_redis(error) from error
 
 
 async def _next_message(subscription: PubSub) -> tuple[str, str, bytes]:
     """The kind, channel and content of the next message; raises TimeoutError if the ping is not answered either."""
-    message = await subscription.get_message(timeout=_PING_S + TIMEOUT_S)
-    if message is None:
-        raise TimeoutError("no answer to a ping")
-    return message["type"], (message["channel"] or b"").decode(), message["data"]
+    try:
+        message = await subscription.get_message(timeout=_PING_S + TIMEOUT_S)
+        if message is None:
+            raise TimeoutError("no answer to a ping")
+        kind, channel, data = message["type"], (message["channel"] or b"").decode(), message["data"]
+    except _MISREAD as error:
+        raise _no_redis(error) from error
+    if kind == "message" and not isinstance(data, bytes):
+        raise InvalidResponse(f"a message of {type(data).__name__}")
+    return kind, channel, data
+
+
+def _no_redis(error: Exception) -> InvalidResponse:
+    return InvalidResponse(f"this is not how Redis answers ({type(error).__name__}: {error})")

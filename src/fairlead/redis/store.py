@@ -18,6 +18,7 @@ from fairlead.redis.drains import SharedDrains
 from fairlead.redis.link import RedisLink
 from fairlead.redis.load import SharedLoad
 from fairlead.redis.moves import SharedMoves
+from fairlead.redis.password import StorePassword
 from fairlead.redis.sessions import RedisSessions
 from fairlead.redis.tenants import SharedTenants
 
@@ -32,6 +33,7 @@ class SharedStore:
     def __init__(
         self,
         url: str,
+        password: StorePassword,
         *,
         table: SessionTable,
         endpoints: Callable[[], Iterable[Endpoint]],
@@ -49,7 +51,7 @@ class SharedStore:
         planner.on_move = self.moves.made
         self.drains = SharedDrains(planner.draining, lambda: {e.address for e in endpoints()}, database, clock_s)
         self.tenants = SharedTenants(rates, admission, lambda: self.load.peers.count, database, clock_s)
-        self.link = RedisLink(url, (self.sessions, self.moves, self.drains, self.load, self.tenants))
+        self.link = RedisLink(url, password, (self.sessions, self.moves, self.drains, self.load, self.tenants))
 
     def start(self) -> None:
         self.link.start()
