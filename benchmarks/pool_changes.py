@@ -1,9 +1,11 @@
 """A pool that changes under load, through a real Envoy that is never restarted: `python -m benchmarks.pool_changes`.
 
-Sixteen clients ask one after another while simulated engines come and go, listed by a file or by DNS. The table shows
-requests lost, how long after an engine was listed it first answered a request, and how long after one was taken off the
-list the last request was sent that went there. Clients, engines, Envoy and the sidecar share the machine. Writes
-benchmarks/results/pool_changes.md; some four minutes.
+Sixteen clients ask one after another while simulated engines come and go, listed by a file or by DNS. With Kubernetes
+there are eight clients, engines that answer after 50 ms, and a real kube-apiserver with the pods of an InferencePool;
+this program is their kubelet (`python -m tests.kubernetes.parts` builds the API server first). The table shows requests
+lost, answers that the sidecar had no part in, how long after an engine was listed it first answered a request, and how
+long after one was taken off the list the last request was sent that went there. Clients, engines, Envoy and the sidecar
+share the machine. Writes benchmarks/results/pool_changes.md; some ten minutes.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Final
 from fairlead.tools.bench.machine import machine_facts, this_machine
 from fairlead.tools.bench.markdown import table
 from fairlead.tools.bench.processes import resident_bytes
+from tests.kubernetes import changes as kubernetes
 from tests.stack.changing import ChangingPool, changing_pool
 from tests.waiting import until
 
@@ -134,10 +137,24 @@ async def memory(folder: Path, changes: int) -> str:
         return f"{changes} changes of the whole pool: {shown} MB; requests lost: {len(pool.seen.lost)}."
 
 
+async def in_kubernetes(folder: Path) -> tuple[list[Row], str]:
+    """The table's rows, and the sidecar's memory after each."""
+    rows, sizes = [], []
+    async for row in kubernetes.rows(folder):
+        new = _times([engine.served_after_s for engine in row.new])
+        gone = _times([engine.last_chosen_after_s for engine in row.gone])
+        rows.append((row.what, "Kubernetes", str(row.sent), str(row.lost.total()), str(row.unadvised), new, gone))
+        sizes.append(f"{row.rss_mib:.0f}")
+        print(rows[-1], dict(row.lost), flush=True)
+    return rows, f"After each change in Kubernetes, in its order: {', '.join(sizes)} MiB."
+
+
 async def main(most: int, changes: int) -> None:
-    rows: list[Row] = []
     machine = this_machine()
     with TemporaryDirectory(prefix="fairlead-pool-") as folder:
+        path = Path(folder) / "kubernetes"
+        path.mkdir()
+        rows, in_cluster = await in_kubernetes(path)
         for source, engines in (("file", most), ("DNS", min(most, 12))):
             path = Path(folder) / source
             path.mkdir()
@@ -147,7 +164,8 @@ async def main(most: int, changes: int) -> None:
         kept = await memory(path, changes)
     what = (__doc__ or "").partition("\n\n")[2].replace("\n", " ").strip()
     facts = machine_facts("python -m benchmarks.pool_changes", 0, machine, os.getloadavg()[0])
-    text = f"# A pool that changes under load\n\n{what}\n\n{table(_HEAD, rows)}\n\nMemory: {kept}\n\n{facts}\n"
+    sizes = f"Memory: {kept} {in_cluster}"
+    text = f"# A pool that changes under load\n\n{what}\n\n{table(_HEAD, rows)}\n\n{sizes}\n\n{facts}\n"
     _RESULTS.write_text(text)
     print(text)
 
@@ -155,6 +173,6 @@ async def main(most: int, changes: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=int, default=40, help="engines")
-    parser.add_argument("--changes", type=int, default=60, help="of the pool, for memory")
+    parser.add_argument("--changes", type=int, default=200, help="of the pool, for memory")
     arguments = parser.parse_args()
     asyncio.run(main(arguments.most, arguments.changes))

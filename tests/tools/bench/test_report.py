@@ -111,10 +111,11 @@ def test_questions_of_watches_that_failed_are_failed_requests_too() -> None:
 
 
 def test_both_files_are_written_and_the_json_holds_every_run(tmp_path: Path) -> None:
-    write(a_report(), tmp_path / "new" / "folder")
+    report = a_report()
+    write(report, tmp_path / "new" / "folder")
 
     document = json.loads((tmp_path / "new" / "folder" / "bench.json").read_text())
     assert len(document["envoy"]["runs"]) == 3 * len(SHAPES) * len(RATES)
     assert document["machine"]["python"].startswith("3.")
     assert document["targets"][0]["holds"] is False
-    assert (tmp_path / "new" / "folder" / "bench.md").read_text() == markdown(a_report())
+    assert (tmp_path / "new" / "folder" / "bench.md").read_text() == markdown(report)

@@ -15,6 +15,7 @@ import re
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final, cast
 
@@ -101,12 +102,11 @@ class Connection(asyncio.Protocol):
 
 
 class Load:
-    """One run of a plan."""
+    """One run of a plan; with `requests`, of those instead of the plan's own, over and over."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, requests: Iterator[bytes] | None = None) -> None:
         self._plan = plan
-        bodies = _bodies(plan.body_bytes, plan.model, plan.seed)
-        self._requests = itertools.cycle([_request(plan.address, body, plan.has_session) for body in bodies])
+        self._requests = requests or itertools.cycle(_requests(plan))
         self._idle: deque[Connection] = deque()
         self._due_s: deque[float] = deque()  # open loop: requests that found no idle connection
         self._running = 0
@@ -211,8 +211,14 @@ def _bodies(size_bytes: int, model: str, seed: int) -> list[bytes]:
     return [chat_body("english", size_bytes, model, seed + n) for n in range(_BODIES)]
 
 
-def _request(address: str, body: bytes, has_session: bool) -> bytes:
-    session = "x-session-id: bench\r\n" if has_session else ""
+def _requests(plan: Plan) -> list[bytes]:
+    bodies = _bodies(plan.body_bytes, plan.model, plan.seed)
+    return [chat_request(plan.address, body, "bench" if plan.has_session else None) for body in bodies]
+
+
+def chat_request(address: str, body: bytes, session_id: str | None) -> bytes:
+    """A whole request as bytes of HTTP/1.1."""
+    session = f"x-session-id: {session_id}\r\n" if session_id else ""
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\nuser-agent: fairlead-bench\r\naccept: */*\r\n"
         f"authorization: Bearer bench\r\n{session}"

@@ -11,6 +11,7 @@ from fairlead.tools.bench.bodies import KINDS
 from fairlead.tools.bench.decision import ENDPOINTS, MODEL, POLICIES, ROUTE, SIZES_KIB, Cell, slopes
 from fairlead.tools.bench.machine import Machine, machine_facts
 from fairlead.tools.bench.markdown import table
+from fairlead.tools.bench.result_files import write_result
 from fairlead.tools.bench.tables.report import sections as tables_sections
 from fairlead.tools.bench.tables.run import Tables
 from fairlead.tools.bench.tables.targets import tables_targets
@@ -47,11 +48,8 @@ class Report(msgspec.Struct, frozen=True):
 
 def write(report: Report, folder: Path) -> None:
     """bench.md and bench.json in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "bench.md").write_text(markdown(report), encoding="utf-8")
     document = msgspec.to_builtins(report) | {"targets": msgspec.to_builtins(report.targets())}
-    encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
-    (folder / "bench.json").write_bytes(encoded + b"\n")
+    write_result(folder, "bench", markdown(report), document)
 
 
 def markdown(report: Report) -> str:

@@ -77,7 +77,7 @@ async def measure(effort: Effort, seed: int, advance: Callable[[], None]) -> Mea
     """Run everything; `advance` is called after each of `effort.runs()` runs."""
     async with world() as up:
         for variant in up.variants:
-            await _until_serving(variant, seed)
+            await until_serving(variant, seed)
         idle_cpu_ms_per_s = await _idle_cpu_ms_per_s(up.variants)
         upstream_per_s: dict[str, float] = {}
         for shape in SATURATED:
@@ -88,7 +88,7 @@ async def measure(effort: Effort, seed: int, advance: Callable[[], None]) -> Mea
         for number in range(effort.rounds):
             for shape in SHAPES:
                 for variant in up.variants:
-                    runs.append(await _run(number, variant, shape, up, effort, seed))
+                    runs.append(await one_run(number, variant, shape, up, effort, seed))
                     advance()
         return Measured(upstream_per_s, idle_cpu_ms_per_s, runs)
 
@@ -99,7 +99,8 @@ async def _idle_cpu_ms_per_s(variants: tuple[Variant, ...]) -> dict[str, float]:
     return {v.name: (_used_s(v.sidecar_pid) - before_s[v.name]) * 1e3 / _IDLE_S for v in variants if v.name in before_s}
 
 
-async def _run(number: int, variant: Variant, shape: Shape, up: World, effort: Effort, seed: int) -> Run:
+async def one_run(number: int, variant: Variant, shape: Shape, up: World, effort: Effort, seed: int) -> Run:
+    """One variant under one shape of load, in the round of this number."""
     pids = (variant.sidecar_pid, variant.envoy_pid, up.upstream_pid)
     decided = await _decided(variant)
     before_s, started_s = [_used_s(pid) for pid in pids], time.perf_counter()
@@ -161,7 +162,7 @@ async def _load(plan: Plan) -> Result:
         return msgspec.json.decode(await generator.output(), type=Result)
 
 
-async def _until_serving(variant: Variant, seed: int) -> None:
+async def until_serving(variant: Variant, seed: int) -> None:
     """Envoy asks the sidecar for its health before it sends it requests; until then they pass without it."""
     brief = Effort(rounds=1, saturated_s=0.1, steady_s=0.1)
     plan = _plan("1 KB", variant.address, variant.model, brief, seed, is_chosen=variant.name != ALONE)

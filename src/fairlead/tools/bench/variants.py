@@ -7,11 +7,12 @@ its own, started from the bootstrap that `fairlead envoy` writes; for Envoy alon
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, Final
 
 import yaml
@@ -100,11 +101,19 @@ async def world() -> AsyncIterator[World]:
 
 
 async def start_sidecar(
-    stack: AsyncExitStack, addresses: list[str], listen: str, path: Path, server: ServerName = "native"
+    stack: AsyncExitStack,
+    addresses: list[str],
+    listen: str,
+    path: Path,
+    server: ServerName = "native",
+    sections: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Child, str]:
-    """The sidecar, ready, with the address of its admin pages; `path` is where its configuration goes."""
+    """The sidecar, ready, with the address of its admin pages; `path` is where its configuration goes.
+
+    `sections` are more of the configuration.
+    """
     (admin_port,) = free_ports(1)
-    document = _document(addresses, listen, admin_port)
+    document = _document(addresses, listen, admin_port) | dict(sections)
     document["listen"]["server"] = server
     _write(document, path)
     sidecar = await stack.enter_async_context(child("fairlead", "serve", "--config", str(path)))

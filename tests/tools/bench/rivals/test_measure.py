@@ -85,11 +85,17 @@ async def test_a_gateway_is_all_processes_of_its_sessions() -> None:
         assert os.getpid() not in members(child.pid)
 
 
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 async def test_a_paused_gateway_uses_no_time_until_it_is_resumed() -> None:
     async with Child("busy", ["sh", "-c", "while :; do :; done"]) as child:
         gateway = Gateway("busy", "127.0.0.1:1", (child.pid,))
         gateway.pause()
-        await asyncio.sleep(0.1)  # the signal is delivered at its next tick
+        async with asyncio.timeout(60):
+            while not is_stopped(child.pid):  # noqa: ASYNC110 - the signal is delivered when it runs next
+                await asyncio.sleep(0.01)
         before_s = gateway.cpu_s()
         await asyncio.sleep(0.2)
         assert gateway.cpu_s() == before_s

@@ -112,7 +112,8 @@ def test_failures_of_fairlead_are_counted() -> None:
 
 
 def test_both_files_are_written(tmp_path: Path) -> None:
-    write(a_report(), tmp_path / "results")
-    assert (tmp_path / "results" / "rivals.md").read_text() == markdown(a_report())
+    report = a_report()
+    write(report, tmp_path / "results")
+    assert (tmp_path / "results" / "rivals.md").read_text() == markdown(report)
     document = json.loads((tmp_path / "results" / "rivals.json").read_text())
     assert (document["seed"], len(document["measured"]["runs"])) == (7, 18)

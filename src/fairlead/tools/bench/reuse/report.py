@@ -10,6 +10,7 @@ import msgspec
 
 from fairlead.tools.bench.machine import Machine, machine_facts
 from fairlead.tools.bench.markdown import table
+from fairlead.tools.bench.result_files import write_result
 from fairlead.tools.bench.reuse.conversations import Prefilled
 from fairlead.tools.bench.reuse.shares import LIMITED, Shares
 from fairlead.tools.bench.reuse.speed import PAPER_US, Build, Step
@@ -41,9 +42,7 @@ class Report(msgspec.Struct, frozen=True):
 
 def write(report: Report, folder: Path) -> None:
     """reuse.md and reuse.json in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "reuse.md").write_text(markdown(report), encoding="utf-8")
-    (folder / "reuse.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    write_result(folder, "reuse", markdown(report), report)
 
 
 def markdown(report: Report) -> str:

@@ -64,7 +64,7 @@ async def picker(
         async with Child("the picker", command, environment=environment) as child:
             await _until_listening(child, grpc_port)
             listen = f"127.0.0.1:{listen_port}"
-            async with EnvoyProcess(envoy_settings(listen, admin_port, grpc_port), ready_within_s=30.0) as envoy:
+            async with EnvoyProcess(envoy_settings(listen, admin_port, grpc_port)) as envoy:
                 yield listen, (child.pid, envoy.pid)
 
 

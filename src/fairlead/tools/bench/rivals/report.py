@@ -10,6 +10,7 @@ import msgspec
 
 from fairlead.tools.bench.machine import Machine, machine_facts
 from fairlead.tools.bench.markdown import table
+from fairlead.tools.bench.result_files import write_result
 from fairlead.tools.bench.rivals.gateways import DIRECT, NAMES
 from fairlead.tools.bench.rivals.measure import Measured, Missing, Run, Shape
 from fairlead.tools.bench.rivals.pins import GATEWAY_API, LLM_D
@@ -32,9 +33,7 @@ class Report(msgspec.Struct, frozen=True):
 
 def write(report: Report, folder: Path) -> None:
     """rivals.md and rivals.json in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "rivals.md").write_text(markdown(report), encoding="utf-8")
-    (folder / "rivals.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    write_result(folder, "rivals", markdown(report), report)
 
 
 def markdown(report: Report) -> str:

@@ -7,10 +7,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from fairlead.tools.bench.machine import machine_facts
 from fairlead.tools.bench.markdown import table
+from fairlead.tools.bench.result_files import write_result
 from fairlead.tools.bench.routing import pool
 from fairlead.tools.bench.routing.run import OURS, Cell, Results
 from fairlead.tools.estimates import Estimate, difference, estimate, ratio
@@ -29,10 +28,7 @@ with so many comparisons, one in twenty would look real without being it."""
 
 def write(results: Results, folder: Path) -> None:
     """routing.md and routing.json in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "routing.md").write_text(markdown(results), encoding="utf-8")
-    encoded = msgspec.json.format(msgspec.json.encode(results), indent=1)
-    (folder / "routing.json").write_bytes(encoded + b"\n")
+    write_result(folder, "routing", markdown(results), results)
 
 
 def markdown(results: Results) -> str:

@@ -1,0 +1,46 @@
+"""`fairlead bench-tracing`: what a request's path costs with tracing off, on and unsampled, and on and sampled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_EXAMPLE = "Example: fairlead bench-tracing --quick --out bench-results"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("bench-tracing", epilog=_EXAMPLE)(bench_tracing)
+
+
+def bench_tracing(
+    quick: Annotated[bool, typer.Option("--quick", help="A minute: two short rounds, wide spreads.")] = False,
+    out: Annotated[Path, typer.Option(help="Where tracing.md and tracing.json go.", metavar="FOLDER")] = Path(
+        "benchmarks/results"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Another seed makes other bodies.")] = 0,
+) -> None:
+    """One table: requests a second, latency and CPU with tracing off, on and unsampled, on and sampled; ten minutes.
+
+    Ends 1 if a request failed.
+    """
+    from fairlead.errors import UserError
+    from fairlead.tools.bench.tracing import run
+    from fairlead.tools.bench.tracing.report import markdown, write
+    from fairlead.tools.study import progress_bar
+    from fairlead.tracing import require_library
+
+    require_library()
+    effort = run.QUICK if quick else run.FULL
+    command = " ".join(("fairlead bench-tracing", *(["--quick"] if quick else []), f"--seed {seed}"))
+    with progress_bar("") as progress:
+        task = progress.add_task("tracing", total=run.steps(effort))
+        report = run.run(command, seed, effort, lambda: progress.advance(task))
+    try:
+        write(report, out)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
+    typer.echo(markdown(report))
+    if any(each.errors for each in report.runs):
+        raise typer.Exit(1)
