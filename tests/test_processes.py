@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from fairlead import processes
 from fairlead.processes import Assembly, Child, ChildError, free_ports, python_module
 
 NO_SUCH_COMMAND = python_module("fairlead", "no-such-command")
@@ -32,6 +35,29 @@ def test_free_ports_are_different_and_can_be_listened_on() -> None:
     ports = free_ports(8)
     assert len(set(ports)) == 8
     assert all(1024 <= port < 65536 for port in ports)
+    with ExitStack() as stack:
+        for port in ports:
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+
+
+def test_a_port_is_not_given_out_twice_before_whoever_asked_first_can_listen() -> None:
+    ports = [free_ports(1)[0] for _ in range(300)]
+    assert len(set(ports)) == 300
+
+
+def test_free_ports_are_none_that_an_outgoing_connection_may_take() -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert not any(first <= port <= last for port in free_ports(50))
+
+
+def test_a_port_that_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (other,) = free_ports(1)
+        processes._given_out.clear()
+        choices = iter((port, other))
+        monkeypatch.setattr(processes, "_chance", SimpleNamespace(randrange=lambda *_: next(choices)))
+        assert free_ports(1) == [other]
 
 
 async def test_a_child_is_gone_after_its_block(tmp_path: Path) -> None:
@@ -62,6 +88,8 @@ asyncio.run(main())
 """
     async with Child("the parent", [sys.executable, "-c", program], has_output=True) as parent:
         pid = int(await parent.line())
+        while _name(pid) != SLEEPS[0]:  # noqa: ASYNC110 - until then it is setpriv, which has yet to ask for the signal
+            await asyncio.sleep(0.01)
         parent.kill()
         while _lives(pid):  # noqa: ASYNC110 - the kernel takes a moment, and sets no event
             await asyncio.sleep(0.01)
@@ -117,6 +145,11 @@ async def test_a_stubborn_child_and_what_it_started_are_gone_after_the_block(tmp
             await asyncio.sleep(0.01)
     while any(map(_lives, pids.read_text().split())):  # noqa: ASYNC110 - the kernel takes a moment, and tells nobody
         await asyncio.sleep(0.01)
+
+
+def _name(pid: int) -> str:
+    """Of the program that it runs now."""
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def _lives(pid: int | str) -> bool:

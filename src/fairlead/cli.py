@@ -33,6 +33,7 @@ COMMANDS: Final = MappingProxyType(
         "bench-routing": "fairlead.tools.commands.bench_routing",
         "bench-rivals": "fairlead.tools.commands.bench_rivals",
         "bench-reuse": "fairlead.tools.commands.bench_reuse",
+        "bench-tracing": "fairlead.tools.commands.bench_tracing",
         "reuse": "fairlead.tools.commands.reuse",
     }
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -32,6 +34,10 @@ _ANSWER_WITHIN_S: Final = 2.0
 _POLL_S: Final = 0.02
 _TAIL_LINES: Final = 12
 _TAIL_BYTES: Final = 64 * 1024  # a log may have grown to gigabytes
+_FIRST_PORT: Final = 10_000
+_REMEMBERED: Final = 1_000  # ports given out, for whoever listens late
+_chance: Final = random.SystemRandom()  # a seeded one would choose alike in two processes
+_given_out: Final[deque[int]] = deque(maxlen=_REMEMBERED)
 
 
 class ChildError(Exception):
@@ -186,12 +192,36 @@ def python_module(name: str, *arguments: str) -> tuple[str, ...]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody listens on now, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+    """Ports of the loopback address that nobody listens on now, all different, and from the last `_REMEMBERED` too.
+
+    They are below the range that the kernel takes ports of outgoing connections from: one of that range may be gone,
+    or be given out again, before the process that it is meant for listens on it.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = _chance.randrange(_FIRST_PORT, _first_ephemeral_port())
+        if port not in _given_out and _is_free(port):
+            _given_out.append(port)
+            found.append(port)
+    return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as each:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a connection that ended still holds it
+        try:
+            each.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _first_ephemeral_port() -> int:
+    with contextlib.suppress(OSError, ValueError):
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        if first >= _FIRST_PORT + 10 * _REMEMBERED:
+            return first
+    return 32768  # Linux's default; elsewhere it is higher
 
 
 def _new_log(path: Path | None) -> IO[bytes]:

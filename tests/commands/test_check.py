@@ -53,6 +53,7 @@ def file(tmp_path: Path) -> Path:
         (CONFIG + "listen: {grpc: 'unix:/none/f.sock'}\n", "4: listen.grpc: /none is not a folder; create one there"),
         (CONFIG + ENDPOINT, '4: pool.endpoints[1].address: "localhost:8000" is 127.0.0.1:8000, as'),
         (CONFIG + "    - {address: 'no.such.invalid:1', model: m}\n", "4: pool.endpoints[1].address: the host name"),
+        (CONFIG + "listen: {tls: {certificate: none.pem, key: none.pem}}\n", "none.pem cannot be used (No such file"),
         (CONFIG + "decisions: {path: f.yaml/log}\n", "f.yaml is not a folder; create one there, or change the path"),
         (CONFIG + CASCADE.replace("JUDGE", "judges:none"), '9: routes.auto.judge.function: the judge "judges:none"'),
         (CONFIG + CASCADE.replace("JUDGE", "broken:f"), "cannot be loaded (ZeroDivisionError: division by zero)"),
@@ -82,6 +83,8 @@ def test_what_serve_would_refuse_is_refused_with_the_line_and_by_serve_in_the_sa
          "3: pool.endpoints[0].kv_events: needs the package pyzmq; in a checkout of Fairlead run: pip install"),
         (CONFIG + "sessions:\n  store: redis://127.0.0.1:6379/0\n", "redis", "5: sessions.store: Redis needs the"),
         (CONFIG + "decisions: {path: log}\n", "polars", "4: decisions: needs polars, which is not"),
+        (CONFIG + "listen: {tls: {self_signed: true}}\n", "cryptography",
+         "4: listen.tls.self_signed: needs cryptography, which is not"),
     ],
 )  # fmt: skip
 def test_a_library_that_the_configuration_needs_and_is_not_installed_is_reported(

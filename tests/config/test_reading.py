@@ -82,7 +82,12 @@ def test_one_endpoint_is_enough() -> None:
         (MINIMAL.replace("m}", "m, kv_transfer: {connector: mooncake}}"),
          "f.yaml:1: pool.endpoints[0].kv_transfer.bootstrap: is required with mooncake"),
         (MINIMAL.replace("m}", "m, engine: sglang, kv_transfer: {connector: nixl}}"),
-         'f.yaml:1: pool.endpoints[0].kv_transfer.connector: SGLang servers do not pass KV on by "nixl"; write shared'),
+         'f.yaml:1: pool.endpoints[0].kv_transfer.connector: SGLang servers do not pass KV on by "nixl"; '
+         "write sglang, shared"),
+        (MINIMAL.replace("m}", "m, engine: sglang, kv_transfer: {connector: sglang}}"),
+         "f.yaml:1: pool.endpoints[0].role: is required with kv_transfer sglang: write that of --disaggregation-mode"),
+        (MINIMAL.replace("m}", "m, engine: sglang, role: prefill, kv_transfer: {connector: sglang}}"),
+         "f.yaml:1: pool.endpoints[0].kv_transfer.bootstrap: is required with sglang: host and"),
         (MINIMAL + "policy: {name: lpwl}\ntuner:\n  mode: live\n",
          'f.yaml:4: tuner.mode: policy "lpwl" has no weights to tune; tunable are: fairlead, gorgo'),
         (MINIMAL + "policy: {name: fairlead, queue_weight: 9}\ntuner: {mode: shadow}\n",

@@ -135,16 +135,14 @@ def test_readme_names_targets_of_make() -> None:
 
 
 @pytest.mark.slow
-async def test_readme_in_front_of_a_pool(checkout: Path) -> None:
-    _, up, serve = runnable("README.md")
-    printed = await run([up, "curl http://127.0.0.1:8080/v1/models\n"], checkout)
+async def test_readme_in_front_of_a_pool_ends_with_a_routed_answer(checkout: Path) -> None:
+    _, install, up, ask = runnable("README.md")
+    assert install == runnable("docs/start-envoy.md")[0]  # which made the checkout's environment
+    printed = await run([up, ask], checkout)
     assert '"owned_by":"fairlead"' in printed
-    (configuration,) = blocks("README.md", "yaml")
-    ports = "listen: {grpc: 127.0.0.1:9002, admin: 127.0.0.1:9003}\ngateway: {listen: 127.0.0.1:8080}\n"
-    write = f"cat > fairlead.yaml <<'END'\n{configuration}{ports}END\n"
-    look = "curl http://127.0.0.1:9003/readyz\ngrep -c 127.0.0.1 envoy.yaml\n"
-    models = {"10.0.0.1:8000": "granite-3.1-2b", "10.0.0.2:8000": "phi-3-mini"}
-    assert "2 endpoints of 2 models (granite-3.1-2b, phi-3-mini)" in await run([write, serve, look], checkout, models)
+    assert "x-fairlead-model: small" in printed
+    assert re.search("x-fairlead-endpoint: 127.0.0.1:[0-9]+", printed)
+    assert '"choices"' in printed
 
 
 @pytest.mark.slow

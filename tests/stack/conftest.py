@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,10 @@ class Stack:
         self.engines, self.options = engines, options
         self.url, self.admin_url, self.envoy_admin = f"http://{listen}", f"http://{admin}", envoy_admin
         self.config_path = folder / "fairlead.yaml"
+        self.token_path = folder / "admin.token"
+        self.token_path.write_text("t" * 48, encoding="utf-8")
         self.document: dict[str, Any] = {
-            "listen": {"grpc": grpc, "admin": admin, "drain_s": 5},
+            "listen": {"grpc": grpc, "admin": admin, "drain_s": 5, "admin_token_file": "admin.token"},
             # A busy machine may keep the sidecar waiting for a while: that is no sidecar that hangs.
             "gateway": {"listen": listen, "processor_timeout_ms": 10_000},
             "pool": {
@@ -162,6 +164,12 @@ Start = Callable[..., Awaitable[Stack]]
 
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[Start]:
+    async with stacks(tmp_path) as start:
+        yield start
+
+
+@asynccontextmanager
+async def stacks(parent: Path) -> AsyncIterator[Start]:
     """`await stack(EngineOptions(...), ..., mode=..., **sections of the configuration)`; the route `auto` is to all.
 
     `endpoints` adds to their entries in the configuration. With `beside=another` it is a second sidecar with its own
@@ -179,7 +187,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Start]:
             engines = [await cleanup.enter_async_context(running_engine(option)) for option in options]
             if beside is not None:
                 engines, options = list(beside.engines), tuple(beside.options)
-            folder = tmp_path / ("second" if beside is not None else "first")
+            folder = parent / ("second" if beside is not None else "first")
             folder.mkdir()
             running = Stack(folder, engines, options)
             running.client = await cleanup.enter_async_context(aiohttp.ClientSession(auto_decompress=False))

@@ -84,6 +84,12 @@ async def test_headers_of_a_client_cannot_choose_an_endpoint(stack: Start) -> No
     assert "x-envoy-original-dst-host" not in received
 
 
+async def test_a_tenant_that_nobody_vouches_for_ends_at_envoy(stack: Start) -> None:
+    pool = await stack(engine("small"), tenants={"header": "x-tenant"})
+    assert (await pool.chat(model="small", headers={"X-Tenant": "someone else"})).status == 200
+    assert "x-tenant" not in {name.lower() for name, _ in (await pool.last_request(0))["headers"]}
+
+
 async def test_huge_headers_are_refused_and_long_sessions_pass(stack: Start) -> None:
     pool = await stack(engine("small"))
     assert (await pool.chat(model="small", headers={"x-session-id": "s" * 20_000})).status == 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -47,6 +47,12 @@ class Judge:
 
 @pytest.fixture
 async def judge() -> AsyncIterator[Judge]:
+    async with judging() as judge:
+        yield judge
+
+
+@asynccontextmanager
+async def judging() -> AsyncIterator[Judge]:
     judge = Judge()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", judge.handle)

@@ -15,7 +15,7 @@ from fairlead.commands import migrate as command
 from fairlead.errors import UserError
 from fairlead.tools.simulate.kv_exchange import KvOptions
 from fairlead.tools.simulate.server import EngineOptions
-from tests.redis.world import RedisServer
+from tests.redis.server import RedisServer
 from tests.stack.conftest import Answer, Stack, Start
 
 MS_PER_TOKEN: Final = 1.0  # what the sidecar is told: far more than the engines take, so that a hot one stays so
@@ -252,7 +252,7 @@ async def migrate(pool: Stack, *words: str) -> tuple[int, str]:
     app = typer.Typer()
     app.callback()(lambda: None)
     command.register(app)
-    asked = ["migrate", *words, "--admin", pool.document["listen"]["admin"]]
+    asked = ["migrate", *words, "--admin", pool.document["listen"]["admin"], "--token-file", str(pool.token_path)]
     done = await asyncio.to_thread(CliRunner().invoke, app, asked)
     if isinstance(done.exception, UserError):
         return 2, f"{done.output}{done.exception}"
@@ -334,16 +334,17 @@ async def test_a_web_page_cannot_give_orders(stack: Start) -> None:
     pool = await started(stack)
     order = f'{{"endpoint":"{pool.engines[0].address}"}}'
     for headers in ({"content-type": "text/plain"}, {"content-type": "application/json", "origin": "http://evil"}):
+        headers |= {"authorization": f"Bearer {pool.token_path.read_text(encoding='utf-8')}"}
         async with pool.client.post(f"{pool.admin_url}/migrate/drain", data=order, headers=headers) as response:
             assert response.status == 403
 
 
-@pytest.fixture
-def redis(tmp_path: Any) -> Any:
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
+async def test_who_has_no_token_moves_nothing_and_reads_what_to_add(stack: Start) -> None:
+    pool = await started(stack)
+    pool.token_path = pool.token_path.with_name("other.token")
+    pool.token_path.write_text("o" * 48, encoding="utf-8")
+    code, output = await migrate(pool, "--drain", pool.engines[0].address)
+    assert (code, "--token-file" in output) == (2, True)
 
 
 async def test_a_move_holds_though_redis_goes_in_its_middle(stack: Start, redis: RedisServer) -> None:

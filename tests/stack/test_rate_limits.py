@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from fairlead.gateway import Mode
-from tests.redis.world import RedisServer
+from tests.redis.server import RedisServer
 from tests.stack.conftest import Answer, Stack, Start, engine
 
 TENANTS = {"header": "x-tenant", "vouched_by": "the test"}
@@ -18,14 +16,6 @@ ANSWER = 100  # tokens that each request allows; its prompt has a few more
 ASKED = ANSWER + 30  # at most, with its prompt
 AGREE_EVERY = 4  # requests, after which the sidecars must have heard of each other
 LIMITS = {"tenants": {"*": {"tokens": LIMIT}}}
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
 
 
 async def ask(pool: Stack, tenant: str) -> Answer:

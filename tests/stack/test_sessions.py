@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.redis.world import RedisServer
+from tests.redis.server import RedisServer
 from tests.stack.conftest import Answer, Stack, Start, engine
 
 # A busy machine makes the measured round trips differ, and the nearest of idle engines is the right one.
@@ -73,14 +71,6 @@ async def test_tenants_do_not_share_prefixes(stack: Start) -> None:
         await pool.chat(headers={"x-tenant": tenant}, **body)
     hits = [d["best"][0]["terms"]["prefill_ms"] for d in reversed(await pool.decisions())]
     assert hits[0] == hits[1] > 5 * hits[2]
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
 
 
 async def two_sidecars(stack: Start, redis: RedisServer) -> tuple[Stack, Stack]:

@@ -16,8 +16,10 @@ from fairlead.tools.simulate.server import EngineOptions
 from tests.stack.conftest import Stack, Start
 
 THOUSAND = 1000
+AT_ONCE = 100
 ADMISSION = {"begin_within_ms": 50, "max_wait_s": 240, "max_requests_of_tenant": 2 * THOUSAND}
-PLUG = "word " * 60_000  # a minute of prefill, until its client leaves
+AS_SLOW_AS_IT_IS = {"small": {"prefill_ms_per_token": 1.0}}  # else the plug would be taken for done long before it is
+PLUG = "word " * 120_000  # two minutes of prefill, until its client leaves
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -40,12 +42,14 @@ async def thousand_waiting(pool: Stack) -> AsyncIterator[list[asyncio.Task[int]]
             return await pool.metric("fairlead_inflight_requests") >= 1
 
         await pool.until(is_plugged, "the engine is busy")
-        tasks = [asyncio.create_task(ask(str(number))) for number in range(THOUSAND)]
+        tasks: list[asyncio.Task[int]] = []
 
         async def all_wait() -> bool:
-            return await pool.metric("fairlead_waiting_requests") >= THOUSAND
+            return await pool.metric("fairlead_waiting_requests") >= len(tasks)
 
-        await pool.until(all_wait, "a thousand wait")
+        while len(tasks) < THOUSAND:  # not all at once: on a busy machine Envoy would pass some by before they are read
+            tasks += [asyncio.create_task(ask(str(number))) for number in range(len(tasks), len(tasks) + AT_ONCE)]
+            await pool.until(all_wait, f"{len(tasks)} wait")
         yield tasks
         for plug in plugs:
             plug.cancel()
@@ -58,7 +62,7 @@ def engine() -> EngineOptions:
 
 @pytest.mark.parametrize("mode", ["buffered", "full_duplex"])
 async def test_when_their_clients_leave_nothing_of_them_is_left(stack: Start, mode: Mode) -> None:
-    pool = await stack(engine(), mode=mode, admission=ADMISSION)
+    pool = await stack(engine(), mode=mode, admission=ADMISSION, models=AS_SLOW_AS_IT_IS)
     async with thousand_waiting(pool) as tasks:
         for task in tasks:
             task.cancel()
@@ -80,7 +84,7 @@ async def test_when_the_sidecar_is_killed_each_ends_in_the_way_that_is_documente
     stack: Start, mode: Mode, expected: set[int]
 ) -> None:
     """BUFFERED: Envoy sends them on, without advice. In full duplex it has no copy of the body: each gets a 500."""
-    pool = await stack(engine(), mode=mode, admission=ADMISSION)
+    pool = await stack(engine(), mode=mode, admission=ADMISSION, models=AS_SLOW_AS_IT_IS)
     async with thousand_waiting(pool) as tasks:
         assert pool.sidecar is not None
         pool.sidecar.kill()

@@ -119,7 +119,7 @@ def _pool(engines: list[FoundEngine]) -> dict[str, Any]:
         models[engine.model] = {"max_model_len": min(lengths)} if lengths else {}
     endpoints = [_endpoint(engine) for engine in engines]
     pool: dict[str, Any] = {"pool": {"endpoints": endpoints, "models": models}}
-    if len(models) > 1 and _ROUTE not in models:
+    if _ROUTE not in models:
         pool["routes"] = {_ROUTE: list(models)}
     return pool
 

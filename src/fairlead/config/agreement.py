@@ -15,6 +15,8 @@ from fairlead.tuning.weights import BOXES
 if TYPE_CHECKING:
     from fairlead.config.document import Config
 
+_OF_ADAPTERS: Final = frozenset({"adapter_of", "capability", "tasks"})  # keys that an adapter may have of its own
+
 _Check = Callable[["Config"], Iterator[InvalidAtError]]
 
 
@@ -75,11 +77,28 @@ def _what_is_prefilled_is_decoded(config: Config) -> Iterator[InvalidAtError]:
                 yield InvalidAtError(("pool", "endpoints", index, "role"), message)
 
 
+def _adapters_are_of_models(config: Config) -> Iterator[InvalidAtError]:
+    adapters = config.pool.adapters()
+    for name, model in adapters.items():
+        constants = config.pool.models[name]
+        if model == name or model in adapters:
+            message = f'"{model}" is no model but an adapter; name the model that its engines serve'
+            yield InvalidAtError(("pool", "models", name, "adapter_of"), message)
+        elif not config.discovery.is_used and model not in config.pool.served_models():
+            yield InvalidAtError(("pool", "models", name, "adapter_of"), _not_served(model, config))
+        if any(endpoint.model == name for endpoint in config.pool.endpoints):
+            message = f'"{name}" is an adapter, so no endpoint has it as its model; write {model} at its endpoints'
+            yield InvalidAtError(("pool", "models", name, "adapter_of"), message)
+        for key in sorted(constants.model_fields_set - _OF_ADAPTERS):
+            message = f"an adapter has this of its model; write it at pool.models.{model}"
+            yield InvalidAtError(("pool", "models", name, key), message)
+
+
 def _constants_are_of_served_models(config: Config) -> Iterator[InvalidAtError]:
     if config.discovery.is_used:  # what its engines will serve is not known yet, here and below
         return
-    for name in config.pool.models:
-        if name not in config.pool.served_models():
+    for name, constants in config.pool.models.items():
+        if constants.adapter_of is None and name not in config.pool.served_models():
             yield InvalidAtError(("pool", "models", name), _not_served(name, config))
 
 
@@ -105,7 +124,7 @@ def _a_route_knows_the_capability_of_all_its_models_or_of_none(config: Config) -
     for route, models in config.models_of_routes().items():
         if route in config.cascades() or route in config.splits():  # nothing compares their models
             continue
-        known = [model for model in models if config.model(model).capability is not None]
+        known = [model for model in models if config.capability_of(model) is not None]
         unknown = [model for model in models if model not in known]
         if known and unknown:
             yield InvalidAtError(
@@ -211,6 +230,7 @@ _CHECKS: Final[tuple[_Check, ...]] = (
     _envoy_can_know_the_endpoints,
     _each_listens_at_a_port_of_its_own,
     _what_is_prefilled_is_decoded,
+    _adapters_are_of_models,
     _constants_are_of_served_models,
     _routes_lead_to_served_models,
     _a_route_knows_the_capability_of_all_its_models_or_of_none,

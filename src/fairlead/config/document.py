@@ -104,6 +104,17 @@ class Config(Section):
         of_endpoints = [endpoint.model for endpoint in self.pool.endpoints]
         return tuple(dict.fromkeys([*of_endpoints, *self.pool.models, *of_routes]))
 
+    def base_of(self, name: str) -> str:
+        """The model that engines have which serve `name`: itself, unless it is named as an adapter."""
+        return self.model(name).adapter_of or name
+
+    def capability_of(self, name: str) -> str | None:
+        """The file for a model, or for an adapter, which is as capable as its model where it has none of its own."""
+        constants = self.model(name)
+        if constants.capability is not None or constants.adapter_of is None:
+            return constants.capability
+        return self.model(constants.adapter_of).capability
+
     def model(self, name: str) -> ModelConfig:
         return self.pool.models.get(name, _DEFAULT_MODEL)
 

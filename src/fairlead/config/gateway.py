@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from fairlead.addresses import Address, GrpcAddress, HeaderName
 from fairlead.config.errors import InvalidAtError
+from fairlead.config.values import AbsolutePath
 from fairlead.section import Section
 
 _OF_ONE_REQUEST = re.compile(
@@ -59,9 +60,18 @@ class Gateway(Section):
     inner_headers: PassedHeaders = ("x-api-key", "api-key")
     # How Envoy knows the engines: from the sidecar, as they come and go, or as a list in its bootstrap.
     endpoints: Literal["eds", "static"] = "eds"
+    # A folder that the sidecar and Envoy share, for the pool as it was last: for an Envoy that starts before a sidecar.
+    remember: AbsolutePath | None = None
     # The `model` of an answer: the engine's, or as the client asked; Envoy then shows us each part of a stream.
     answer_model: Literal["engine", "asked"] = "engine"
     show_endpoint: bool = True  # answers carry x-fairlead-endpoint, an address inside the network
+
+    @model_validator(mode="after")
+    def _remembers_what_it_follows(self) -> Self:
+        if self.remember is not None and self.endpoints == "static":
+            message = "has no use with endpoints: static, as Envoy then has its engines from the bootstrap; remove one"
+            raise InvalidAtError(("remember",), message)
+        return self
 
     @model_validator(mode="after")
     def _each_processor_once(self) -> Self:

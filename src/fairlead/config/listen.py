@@ -47,6 +47,10 @@ class Listen(Section):
     tls: Tls | None = None
     admin: Address = "127.0.0.1:9003"
     admin_hosts: Names = ()  # host names of the admin port, besides IP addresses and localhost
+    admin_token_file: Annotated[str, Field(min_length=1)] | None = (
+        None  # one line; who sends it may drain, move sessions
+    )
+    # and freeze the tuner there; relative to this file; without it the admin port only reads
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0  # how long running streams may finish after SIGTERM
 
     @model_validator(mode="after")
@@ -54,6 +58,9 @@ class Listen(Section):
         if self.tls is not None and self.server != "native":
             raise InvalidAtError(("tls",), "only the native server has TLS; remove this, or server: grpcio")
         return self
+
+    def admin_token_path(self, folder: Path) -> Path | None:
+        return None if self.admin_token_file is None else folder / self.admin_token_file
 
     def tls_files(self, folder: Path) -> TlsFiles | None:
         return None if self.tls is None else self.tls.files(folder)

@@ -27,12 +27,28 @@ class Observe(Section):
     stale_ms: PositiveInt = 3000  # after this, numbers that could not be read or do not move are not believed
 
 
+def _folder_or_bucket(value: str) -> str:
+    """Raises ValueError, without the value, for a URL that decisions cannot be written to: it may hold a password."""
+    if "://" in value and not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s*?\[\]#@:]*)?", value):
+        raise ValueError(
+            "is neither a folder nor a place in an object store; write s3://bucket/prefix, and give credentials and "
+            "the endpoint in the environment (docs/decision-log.md)"
+        )
+    return value.rstrip("/") or "/"
+
+
 class Decisions(Section):
     """Decisions and how they ended, as Parquet files without prompt text; see docs/decision-log.md."""
 
-    path: Annotated[str, Field(min_length=1)]  # a folder, relative to the configuration
+    path: Annotated[str, Field(min_length=1), AfterValidator(_folder_or_bucket)]  # a folder, or s3://bucket/prefix
     sample: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of sessions
-    rotate_mb: PositiveInt = 1024  # limit for all files together; the oldest are removed
+    rotate_mb: PositiveInt = 1024  # limit for all files together (s3://: for those that wait); the oldest are removed
+    spool: Annotated[str, Field(min_length=1)] = "decisions-spool"  # with s3://: where files wait for the store
+
+    @property
+    def in_bucket(self) -> bool:
+        """Whether the files go to an object store, and the folder is the spool."""
+        return "://" in self.path
 
 
 def _collector(value: str) -> str:

@@ -24,10 +24,10 @@ class KvEvents(Section):
 
 
 class KvTransfer(Section):
-    """How an engine's KV reaches another: by a connector of vLLM, or by a store that the engines share."""
+    """How an engine's KV reaches another: by a connector of the engine, or by a store that the engines share."""
 
     connector: dialects.KvConnector
-    bootstrap: Address | None = None  # of Mooncake's bootstrap server, as the other engines reach it
+    bootstrap: Address | None = None  # of the bootstrap server, of Mooncake or SGLang, as the other engines reach it
     megabytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1250.0  # to here, until requests teach it
 
     @model_validator(mode="after")
@@ -79,10 +79,23 @@ class EndpointConfig(Section):
             raise InvalidAtError(("kv_transfer",), message)
         return self
 
+    @model_validator(mode="after")
+    def _an_sglang_does_one_half(self) -> Self:
+        if self.kv_transfer is None or self.kv_transfer.connector != "sglang":
+            return self
+        if self.role == "both":
+            message = "is required with kv_transfer sglang: write that of --disaggregation-mode, prefill or decode"
+            raise InvalidAtError(("role",), message)
+        if self.role == "prefill" and self.kv_transfer.bootstrap is None:
+            message = "is required with sglang: host and --disaggregation-bootstrap-port of the prefill server"
+            raise InvalidAtError(("kv_transfer", "bootstrap"), message)
+        return self
+
 
 class ModelConfig(Section):
     """Constants of a model; the milliseconds are initial values, for one endpoint without other load."""
 
+    adapter_of: Annotated[str, Field(min_length=1)] | None = None  # it is an adapter (LoRA) of this model
     capability: str | None = None  # a file that `fairlead fit` wrote, relative to the configuration
     tasks: dict[TaskName, str] = Field(default_factory=dict)  # further such files, for requests of one task
     prefill_ms_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
@@ -111,6 +124,10 @@ class Pool(Section):
                 raise InvalidAtError(("endpoints", index, "address"), message)
         return self
 
+    def adapters(self) -> dict[str, str]:
+        """The model of each adapter that is named here; engines may list others."""
+        return {name: model.adapter_of for name, model in self.models.items() if model.adapter_of is not None}
+
     def access(self, model: str | None, endpoint: EndpointConfig | None = None) -> Access:
         """How engines of a model are reached, or one of them; None: one that has not said what it serves."""
         places: tuple[EndpointConfig | ModelConfig | Pool | None, ...] = (endpoint, self.models.get(model or ""), self)
@@ -126,4 +143,6 @@ class Pool(Section):
         return {path: access for path, access in found.items() if access != PLAIN}
 
     def served_models(self) -> set[str]:
-        return {endpoint.model for endpoint in self.endpoints}
+        """Of the endpoints that are listed, and the adapters of these."""
+        served = {endpoint.model for endpoint in self.endpoints}
+        return served | {adapter for adapter, model in self.adapters().items() if model in served}

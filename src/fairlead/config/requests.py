@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Self
 
-from pydantic import Field, PlainSerializer
+from pydantic import Field, PlainSerializer, model_validator
 
 from fairlead.addresses import HeaderName, Store, without_password
 from fairlead.api.headers import SESSION_ID
+from fairlead.config.errors import InvalidAtError
 from fairlead.config.values import TaskName
 from fairlead.section import Section
 
@@ -21,9 +23,22 @@ class Sessions(Section):
     """
 
     store: Annotated[Store, PlainSerializer(without_password), Field(repr=False)] = "memory"
+    store_password_file: Annotated[str, Field(min_length=1)] | None = None  # one line; relative to the configuration
     ttl: Annotated[int, Field(ge=1, le=30 * 86400)] = 3600  # seconds without a request
     max_entries: Annotated[int, Field(ge=1, le=20_000_000)] = 1_000_000  # about 220 bytes each
     headers: _HeaderNames = (SESSION_ID.decode(), "x-claude-code-session-id", "session-id")
+
+    @model_validator(mode="after")
+    def _one_password(self) -> Self:
+        if self.store_password_file is not None:
+            if self.store == "memory":
+                raise InvalidAtError(("store_password_file",), "store: memory needs no password; remove one of them")
+            if ":" in self.store.partition("://")[2].rpartition("@")[0]:
+                raise InvalidAtError(("store_password_file",), "store has a password too; remove one of them")
+        return self
+
+    def store_password_path(self, folder: Path) -> Path | None:
+        return None if self.store_password_file is None else folder / self.store_password_file
 
 
 class Clients(Section):

@@ -90,3 +90,12 @@ async def test_its_page_says_what_the_sidecar_reads_of_a_real_one(kind: str) -> 
         asking.cancel()
         await until(lambda: not engine.engine.running)
         assert await page() == (2, ())
+
+
+@pytest.mark.parametrize(("kind", "loads"), [("sglang", 1), ("vllm", 0)])
+async def test_only_sglang_takes_an_adapter_that_is_named_beside_the_model(kind: str, loads: int) -> None:
+    options = EngineOptions(model="m", kind=kind, parameters=replace(SLOTS, num_blocks=512), adapters=("sql",))
+    async with running_engine(options) as engine, client_of(engine) as client:
+        body = {"model": "m", "lora_path": "sql", "prompt": "hello", "max_tokens": 1}
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        assert engine.engine.adapters.loads == loads

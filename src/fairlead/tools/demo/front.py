@@ -49,7 +49,9 @@ class Front(Assembly):
         self.envoy_admin_url = f"http://{envoy_admin}"
         self.config_path = folder / "fairlead.yaml"
         own = _document(served, learnt, policy, kv_events or {}, grpc=grpc, admin=admin, gateway=gateway)
-        self._document = own | dict(sections or {})
+        more = dict(sections or {})
+        with_addresses = {name: own[name] | more.get(name, {}) for name in ("listen", "gateway")}
+        self._document = own | more | with_addresses
         self._write()
         config = parse(self.config_path.read_text(encoding="utf-8"), str(self.config_path))
         self._envoy = EnvoyProcess(bootstrap(config, admin_address=envoy_admin))

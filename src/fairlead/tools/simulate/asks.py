@@ -96,6 +96,13 @@ def read_tokenize(body: dict[str, Any]) -> str | list[int]:
     return _prompt(body, "prompt")
 
 
+def read_detokenize(body: dict[str, Any]) -> list[int]:
+    tokens = body.get("tokens")
+    if not isinstance(tokens, list) or not all(type(each) is int and each >= 0 for each in tokens):
+        raise AskError("tokens must be a list of token ids", param="tokens")
+    return tokens
+
+
 def _ask(body: dict[str, Any], prompt: str | list[int], user_text: str, max_tokens: int | None) -> Ask:
     temperature = body.get("temperature")
     if temperature is None:

@@ -10,6 +10,7 @@ how many requests it affects; without it, all until it is cleared. `delay_ms` is
 - `cut`: the connection is closed in the middle: of a stream after its first tokens, of a body at its half.
 - `hang`: a request is taken and never answered; `/health` stays well.
 - `miscount`: a request is answered, but `usage` counts one prompt token more than there were.
+- `no_metrics`: `/metrics` is a 404, as on an SGLang without `--enable-metrics`; all else is well.
 - `no_bootstrap`: the bootstrap server of the KV connector resets its connections, until this is cleared.
 
 Faults affect and count requests for inference, and with `only` (`export` or `import`) only that leg of a KV transfer.
@@ -20,11 +21,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
-FaultKind = Literal["down", "slow", "error", "reset", "cut", "hang", "miscount", "no_bootstrap"]
+FaultKind = Literal["down", "slow", "error", "reset", "cut", "hang", "miscount", "no_metrics", "no_bootstrap"]
+_OF_OTHER_PAGES: Final = ("no_metrics", "no_bootstrap")  # they strike no request
 Leg = Literal["export", "import"]
 
 
@@ -59,13 +61,17 @@ class Faults:
     def strike(self, leg: Leg | None = None) -> Fault | None:
         """The fault for this request, which may be a leg of a KV transfer; counts it."""
         fault = self.current
-        if fault is None or fault.kind == "no_bootstrap" or fault.only not in (None, leg):
+        if fault is None or fault.kind in _OF_OTHER_PAGES or fault.only not in (None, leg):
             return None
         if self._left > 0:
             self._left -= 1
             if self._left == 0:
                 self.current = None
         return fault
+
+    @property
+    def no_metrics(self) -> bool:
+        return self.current is not None and self.current.kind == "no_metrics"
 
     @property
     def no_bootstrap(self) -> bool:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-import xxhash
 from aiohttp import web
 
-from fairlead.tools.simulate import asks, wire
+from fairlead.tools.simulate import audio, wire
 from fairlead.tools.simulate.answers import Answerer, EngineAnswer
 from fairlead.tools.simulate.asks import Ask, AskError
 from fairlead.tools.simulate.kv_exchange import KvExchange
+from fairlead.tools.simulate.pooling import PoolingFormat
 from fairlead.tools.simulate.realtime import Generation, RealtimeEngine
 from fairlead.tools.simulate.replies import Reply, ReplyFormat
 from fairlead.tools.simulate.tokens import Tokens, from_ids, ids_of, tokenize
 
-_EMBEDDING_SIZE = 8
 _STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
@@ -69,26 +68,43 @@ class Inference:
         finally:
             self._realtime.leave(generation)
 
-    async def embed(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    async def pool(self, request: web.Request, pooling: PoolingFormat, body: dict[str, Any]) -> web.StreamResponse:
+        """An answer that needs prompts computed, and nothing generated."""
         self.check_model(body)
-        prompts = [self.tokens_of(prompt) for prompt in asks.read_embeddings(body)]
-        for prompt in prompts:
+        prompts = [self.tokens_of(prompt) for prompt in pooling.read(body)]
+        await self._compute([(prompt, prompt) for prompt in prompts])
+        return await wire.send_whole(request, pooling.write(body, self._model, prompts))
+
+    async def hear(self, request: web.Request) -> web.StreamResponse:
+        """Speech to text."""
+        speech = await audio.read_speech(request)
+        self.check_model({"model": speech.model})
+        prompt = self.tokens_of(speech.prompt)
+        answer = self._answerer.answer(
+            "", "", prompt_tokens=prompt.count, max_tokens=speech.words, temperature=0.0, ignore_eos=True
+        )
+        await self._compute([(prompt, prompt.followed_by(ids_of(answer.tokens)))])
+        if not speech.stream:
+            return audio.whole(request.path, speech, "".join(answer.tokens))
+        response = web.StreamResponse(headers=_STREAM_HEADERS)
+        await response.prepare(request)
+        for chunk in audio.chunks(request.path, self._model, answer.tokens):
+            await response.write(chunk)
+        await response.write_eof()
+        return response
+
+    async def _compute(self, work: Sequence[tuple[Tokens, Tokens]]) -> None:
+        """Wait for the engine to have done all of `work`: prompts, each with itself and its answer."""
+        for prompt, _ in work:
             self._check_length(prompt.count, 0)
         generations: list[Generation] = []
         try:
-            generations.extend(self._realtime.submit(prompt, prompt, every_token=False) for prompt in prompts)
+            generations.extend(self._realtime.submit(prompt, whole, every_token=False) for prompt, whole in work)
             for generation in generations:
                 await generation.end()
         finally:
             for generation in generations:
                 self._realtime.leave(generation)
-        total = sum(prompt.count for prompt in prompts)
-        data = [
-            {"object": "embedding", "index": index, "embedding": _embedding(prompt)}
-            for index, prompt in enumerate(prompts)
-        ]
-        usage = {"prompt_tokens": total, "total_tokens": total, "completion_tokens": 0}
-        return await wire.send_whole(request, {"object": "list", "model": self._model, "data": data, "usage": usage})
 
     def check_model(self, body: dict[str, Any]) -> None:
         """A body without a model means the served one, as in vLLM."""
@@ -97,8 +113,10 @@ class Inference:
             raise AskError(f"The model `{model}` does not exist.", status=404, param="model")
 
     def _adapter(self, body: dict[str, Any]) -> str:
-        """That the body names, as its model; SGLang's is `base:adapter`."""
+        """That the body names, as its model; SGLang's is `base:adapter`, or `lora_path` beside the model."""
         name = str(body.get("model")).removeprefix(f"{self._model}:")
+        if self._names is None and name not in self._adapters:
+            name = str(body.get("lora_path"))
         return name if name in self._adapters else ""
 
     def tokens_of(self, prompt: str | list[int], salt: str = "") -> Tokens:
@@ -170,9 +188,3 @@ class Inference:
         await response.write(dialect.closing(reply, ask.include_usage))
         await response.write_eof()
         return response
-
-
-def _embedding(prompt: Tokens) -> list[float]:
-    """Numbers from -1 to 1 that depend on the tokens alone."""
-    raw = prompt.ids.tobytes()
-    return [xxhash.xxh32_intdigest(raw, seed) / 2**31 - 1 for seed in range(_EMBEDDING_SIZE)]

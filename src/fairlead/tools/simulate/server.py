@@ -1,8 +1,9 @@
 """A simulated vLLM or SGLang engine over HTTP: used by tests and the demo instead of a real one.
 
-Answers `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/embeddings`, `/v1/messages` (Anthropic) and
-`/generate` (SGLang), streaming or not, and `/v1/models`, `/health`, `/version`, `/tokenize`, `/metrics` and
-`/reset_prefix_cache`; as SGLang also `/ready` and `/server_info` (see `simulate.sglang`). Times come from the engine
+Answers `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/messages` (Anthropic) and `/generate` (SGLang),
+streaming or not; `/v1/embeddings`, `/tokenize`, `/detokenize`, `/v1/messages/count_tokens`; `/v1/models`, `/health`,
+`/version`, `/metrics` and `/reset_prefix_cache`. As vLLM also rerank, score, classify, pooling (`simulate.pooling`) and
+speech to text (`simulate.audio`), as SGLang `/ready` and `/server_info` (`simulate.sglang`). Times come from the engine
 model, texts from `simulate.answers`. Errors have OpenAI's envelope on every path, which on `/v1/messages` and
 `/generate` is not what a real engine sends.
 
@@ -28,9 +29,9 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from fairlead.api.paths import EMBEDDINGS, MODELS, TOKENIZE
+from fairlead.api.paths import COUNT_TOKENS, DETOKENIZE, MODELS, TOKENIZE
 from fairlead.core.capability import NEUTRAL, Capability
-from fairlead.tools.simulate import asks, sglang, wire
+from fairlead.tools.simulate import asks, audio, sglang, wire
 from fairlead.tools.simulate.answers import Answerer
 from fairlead.tools.simulate.asks import AskError
 from fairlead.tools.simulate.engine import Engine
@@ -40,14 +41,17 @@ from fairlead.tools.simulate.faults import Fault, Faults, Leg, parse_fault
 from fairlead.tools.simulate.inference import Inference
 from fairlead.tools.simulate.kv_exchange import KvExchange, KvOptions
 from fairlead.tools.simulate.parameters import EngineParameters
+from fairlead.tools.simulate.pooling import SGLANG_FORMATS, VLLM_FORMATS
 from fairlead.tools.simulate.realtime import RealtimeEngine
 from fairlead.tools.simulate.replies import FORMATS
+from fairlead.tools.simulate.tokens import text_of
 
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 MAX_HEADER_BYTES: Final = 64 * 1024
 _STOP_TIMEOUT_S: Final = 0.1  # stopping an engine cuts running requests
 _CONTROL_PATHS: Final = frozenset({"/fault", "/last-request"})
-_INFERENCE_PATHS: Final = frozenset({*FORMATS, EMBEDDINGS})
+_SPEECH_PATHS: Final = (audio.TRANSCRIPTIONS, audio.TRANSLATIONS)
+_INFERENCE_PATHS: Final = frozenset({*FORMATS, *VLLM_FORMATS, *_SPEECH_PATHS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +151,12 @@ class _Server:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
         for path in FORMATS:
             app.router.add_post(path, self._generate)
-        app.router.add_post(EMBEDDINGS, self._embed)
+        self._pooling = SGLANG_FORMATS if self._is_sglang else VLLM_FORMATS
+        for path in self._pooling:
+            app.router.add_post(path, self._pool)
         app.router.add_post(TOKENIZE, self._tokenize)
+        app.router.add_post(DETOKENIZE, self._detokenize)
+        app.router.add_post(COUNT_TOKENS, self._count_tokens)
         app.router.add_post("/reset_prefix_cache", self._reset_prefix_cache)
         app.router.add_get(MODELS, self._models)
         app.router.add_get("/health", self._health)
@@ -158,6 +166,8 @@ class _Server:
             app.router.add_post("/flush_cache", self._reset_prefix_cache)
         else:
             app.router.add_get("/version", self._version)
+            for path in _SPEECH_PATHS:
+                app.router.add_post(path, self._inference.hear)
         app.router.add_get("/metrics", self._metrics_page)
         app.router.add_post("/fault", self._set_fault)
         app.router.add_delete("/fault", self._clear_fault)
@@ -175,6 +185,8 @@ class _Server:
                     await self._strike(request, fault)
             elif self.faults.down and request.path not in _CONTROL_PATHS:
                 return wire.error_response(503, "The engine is down")
+            elif self.faults.no_metrics and request.path == "/metrics":
+                return wire.error_response(404, "Not Found")
             return await handler(request)
         except AskError as error:
             return wire.error_response(error.status, str(error), param=error.param)
@@ -216,15 +228,28 @@ class _Server:
             return await sglang.refuse(request, stream=body.get("stream") is True)
         return await self._inference.generate(request, FORMATS[request.path], body)
 
-    async def _embed(self, request: web.Request) -> web.StreamResponse:
-        return await self._inference.embed(request, asks.parse_json(await request.read()))
+    async def _pool(self, request: web.Request) -> web.StreamResponse:
+        body = asks.parse_json(await request.read())
+        return await self._inference.pool(request, self._pooling[request.path], body)
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         body = asks.parse_json(await request.read())
         self._inference.check_model(body)
         tokens = self._inference.tokens_of(asks.read_tokenize(body))
         limit = self._options.parameters.max_model_len
-        return wire.json_response({"count": tokens.count, "max_model_len": limit, "tokens": tokens.ids.tolist()})
+        answer = {"count": tokens.count, "max_model_len": limit, "tokens": tokens.ids.tolist()}
+        return wire.json_response(answer if self._is_sglang else answer | {"token_strs": None})
+
+    async def _detokenize(self, request: web.Request) -> web.StreamResponse:
+        body = asks.parse_json(await request.read())
+        self._inference.check_model(body)
+        return wire.json_response({"text" if self._is_sglang else "prompt": text_of(asks.read_detokenize(body))})
+
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        body = asks.parse_json(await request.read())
+        self._inference.check_model(body)
+        tokens = self._inference.tokens_of(asks.read_anthropic({"max_tokens": 1} | body).prompt)
+        return wire.json_response({"input_tokens": tokens.count})
 
     async def _reset_prefix_cache(self, _request: web.Request) -> web.StreamResponse:
         self.engine.pool.clear_cache()

@@ -1,7 +1,8 @@
 """A tokenizer for simulated engines: cheap, deterministic, and with token counts like those of open models.
 
-It has no vocabulary: a token's id is a hash of its characters, so equal text gives equal ids and nothing can be turned
-back into text. Blocks are hashed over ids, so a prompt sent as text and the same prompt sent as its ids share a cache.
+It has no vocabulary: a token's id is a hash of its characters, so equal text gives equal ids, and only ids of tokens
+that this process has met can be turned back into text. Blocks are hashed over ids, so a prompt sent as text and the
+same prompt sent as its ids share a cache.
 """
 
 from __future__ import annotations
@@ -71,6 +72,14 @@ def split(text: str) -> Iterator[list[str]]:
 
 def ids_of(tokens: Iterable[str]) -> Iterator[int]:
     return map(_ids.__getitem__, tokens)
+
+
+def text_of(ids: Iterable[int]) -> str:
+    """The text of `ids`, as far as this process has met their tokens: the others are replacement characters."""
+    wanted = list(ids)
+    known = set(wanted)
+    texts = {found: token for token, found in _ids.items() if found in known}
+    return "".join(texts.get(each, "\ufffd") for each in wanted)
 
 
 def tokenize(text: str, block_size: int, limit_tokens: int, salt: str = "") -> Tokens:
