@@ -45,6 +45,8 @@ async def thousand_waiting(pool: Stack) -> AsyncIterator[list[asyncio.Task[int]]
         tasks: list[asyncio.Task[int]] = []
 
         async def all_wait() -> bool:
+            ended = [task for task in (*plugs, *tasks) if task.done()]
+            assert not ended, f"{len(ended)} did not wait: {Counter(task.result() for task in ended)}\n{pool.log()}"
             return await pool.metric("fairlead_waiting_requests") >= len(tasks)
 
         while len(tasks) < THOUSAND:  # not all at once: on a busy machine Envoy would pass some by before they are read
