@@ -202,6 +202,7 @@ async def stacks(parent: Path) -> AsyncIterator[Start]:
             tree = bootstrap(load(running.config_path), admin_address=running.envoy_admin, mode=mode)
             await cleanup.enter_async_context(EnvoyProcess(tree, ready_within_s=WITHIN_S))
             await running.until(running.advises, "Envoy asks the sidecar")
+            await running.at_rest()  # so that a test which counts sees its own requests only
             return running
 
         yield start

@@ -49,6 +49,7 @@ from fairlead.tools.simulate.tokens import text_of
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 MAX_HEADER_BYTES: Final = 64 * 1024
 _STOP_TIMEOUT_S: Final = 0.1  # stopping an engine cuts running requests
+_BACKLOG: Final = 2048  # connections that wait to be accepted, as in vLLM and SGLang
 _CONTROL_PATHS: Final = frozenset({"/fault", "/last-request"})
 _SPEECH_PATHS: Final = (audio.TRANSCRIPTIONS, audio.TRANSLATIONS)
 _INFERENCE_PATHS: Final = frozenset({*FORMATS, *VLLM_FORMATS, *_SPEECH_PATHS})
@@ -93,7 +94,7 @@ class RunningEngine:
 async def running_engine(options: EngineOptions) -> AsyncIterator[RunningEngine]:
     """Run an engine on the caller's event loop. Raises OSError when the port is taken."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.create_server((options.host, options.port), family=family, backlog=1024)
+    listener = socket.create_server((options.host, options.port), family=family)
     server = _Server(options)
     runner = web.AppRunner(
         server.app(),
@@ -108,7 +109,7 @@ async def running_engine(options: EngineOptions) -> AsyncIterator[RunningEngine]
         await runner.setup()
         if server.exchange is not None:
             await server.exchange.start()
-        await web.SockSite(runner, listener).start()
+        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
         host, port = listener.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         yield RunningEngine(address, server, runner)
