@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from fairlead.access import Access
 from fairlead.config import Config
@@ -52,6 +53,26 @@ async def test_an_envoy_alone_sends_a_model_to_its_engine_and_blanks_what_only_f
             assert response.status == 200
     assert [json.loads(each.body) for each in large.received] == [body | {"kv_transfer_params": None}]
     assert small.received == []
+
+
+@pytest.mark.parametrize("configured", [[], ["small", "medium"]])
+async def test_an_envoy_alone_sends_a_model_that_only_discovery_knows_to_its_engine_and_never_elsewhere(
+    engine: StartEngine, tmp_path: Path, configured: list[str]
+) -> None:
+    strangers = [await engine(f"stranger {number}", status=404) for number in range(12)]
+    large = await engine("large")
+    listen, admin, nobody = (f"127.0.0.1:{port}" for port in free_ports(3))
+    config = config_of(tmp_path, *configured, listen=listen, nobody=nobody)
+    hosts = [Host(each.address, "small") for each in strangers]
+    remember(config, *hosts, Host(large.address, "large", names=("adapter",)))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(EnvoyProcess(bootstrap(config, admin_address=admin)))
+        client = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)))
+        for model in ["large", "adapter"] * 10:
+            body = {"model": model, "messages": []}
+            async with client.post(f"http://{listen}/v1/chat/completions", json=body) as response:
+                assert (response.status, await response.read()) == (200, b"large")
+    assert [each.received for each in strangers] == [[]] * 12
 
 
 def test_a_file_holds_the_name_of_a_key_and_not_the_key(tmp_path: Path) -> None:

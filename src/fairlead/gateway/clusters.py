@@ -23,7 +23,7 @@ from fairlead.gateway.parts import (
     seconds,
     type_url,
 )
-from fairlead.gateway.reached import filters, sockets
+from fairlead.gateway.reached import LISTED, filters, sockets
 
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _POLICIES = "envoy.extensions.load_balancing_policies"
@@ -114,7 +114,8 @@ def _health_path(config: Config, model: str | None) -> str:
 def _engines(config: Config, name: str, model: str | None, hosts: Part, *, advised: bool = False) -> Part:
     """`model`: whose engines these are; None: all. `hosts`: where they come from. `advised`: a sidecar may choose."""
     adding_keys = filters(config)
-    policy = _chosen_first(_least_requests()) if advised else _least_requests()
+    policy = _least_requests() if model is not None else _of_the_asked_model(_least_requests())
+    policy = _chosen_first(policy) if advised else policy
     return {
         "name": name,
         **hosts,
@@ -214,6 +215,23 @@ def _least_requests() -> Part:
     return {
         "name": "envoy.load_balancing_policies.least_request",
         "typed_config": {"@type": type_url(f"{_POLICIES}.least_request.v3.LeastRequest"), "choice_count": 2},
+    }
+
+
+def _of_the_asked_model(policy: Part) -> Part:
+    """Among the engines that list the model which `guard.lua` found in the request, if there are any; else among all.
+
+    A model that only discovery knows has no cluster of its own: Envoy cannot be sent one with its endpoints.
+    """
+    return {
+        "name": "envoy.load_balancing_policies.subset",
+        "typed_config": {
+            "@type": type_url(f"{_POLICIES}.subset.v3.Subset"),
+            "fallback_policy": "ANY_ENDPOINT",
+            "subset_selectors": [{"keys": [LISTED]}],
+            "list_as_any": True,
+            "subset_lb_policy": {"policies": [{"typed_extension_config": policy}]},
+        },
     }
 
 

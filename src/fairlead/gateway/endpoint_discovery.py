@@ -257,7 +257,7 @@ def _assignment(cluster: str, hosts: Sequence[Host]) -> bytes:
         added.endpoint.address.socket_address.port_value = port
         if host.draining:
             added.health_status = pb.DRAINING  # it gets no blind request either
-        for namespace, values in metadata(host.model, host.access).items():
+        for namespace, values in metadata(host.model, host.access, host.names).items():
             added.metadata.filter_metadata[namespace].update(values)
     if hosts:  # by default, a model with only half of its engines healthy loses some of its requests to the next model
         assignment.policy.overprovisioning_factor.CopyFrom(UInt32Value(value=100 * len(hosts)))

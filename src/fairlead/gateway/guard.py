@@ -16,6 +16,7 @@ from fairlead.api import headers
 from fairlead.api.reserved import RESERVED_KEYS
 from fairlead.config import Config
 from fairlead.gateway.parts import DESTINATION, Part, type_url
+from fairlead.gateway.reached import LISTED
 
 LUA: Final = "envoy.filters.http.lua"
 EVENTS: Final = "fairlead.events"
@@ -55,6 +56,7 @@ def guard(config: Config, *, upgrades: bool = False) -> Part:
         "destination": DESTINATION,
         "parameters": {} if config.gateway.trust_clients else _PARAMETERS,
         "clusters": clusters | routes,
+        "listed": LISTED,
         "rewrites": dict.fromkeys(routes.values(), True),
         "upgrades": upgrades,
     }

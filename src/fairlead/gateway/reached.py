@@ -7,7 +7,7 @@ its admin page does not show them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from fairlead.access import Access
@@ -16,14 +16,16 @@ from fairlead.gateway.parts import Part, type_url
 
 NAMESPACE: Final = "fairlead"  # of a host's metadata
 KEY: Final = "key"
+LISTED: Final = "listed"  # in envoy.lb: the names that a host answers to
 TLS_NAMESPACE: Final = "envoy.transport_socket_match"
 TLS: Final = "tls"
 _HEADER: Final = "x-fairlead-engine-key"  # names a key, inside Envoy only
 
 
-def metadata(model: str, access: Access) -> dict[str, dict[str, str]]:
-    """Of a host, by namespace."""
-    found = {"envoy.lb": {"model": model}}
+def metadata(model: str, access: Access, names: Sequence[str] = ()) -> dict[str, dict[str, str | list[str]]]:
+    """Of a host, by namespace. `names`: others that it answers to."""
+    found: dict[str, dict[str, str | list[str]]]
+    found = {"envoy.lb": {"model": model, LISTED: list(dict.fromkeys((model, *names)))}}
     if access.key_name:
         found[NAMESPACE] = {KEY: access.key_name}
     if access.tls_name:

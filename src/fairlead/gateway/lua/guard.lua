@@ -199,6 +199,9 @@ local function upgrade(handle)
   local named = (headers:get(":path") or ""):match("[?&]model=([^&]*)")
   local model = (named or ""):gsub("+", " "):gsub("%%(%x%x)", function(hex) return string.char(tonumber(hex, 16)) end)
   local cluster = CONFIG.clusters[model]
+  if not cluster and model ~= "" and not headers:get(CONFIG.destination) then
+    handle:streamInfo():dynamicMetadata():set("envoy.lb", CONFIG.listed, model)
+  end
   if not cluster or headers:get(CONFIG.destination) then return end
   headers:replace("x-fairlead-cluster", cluster)
   if CONFIG.rewrites[cluster] then headers:replace("x-fairlead-model-spans", "query") end
@@ -216,7 +219,11 @@ function envoy_on_request(handle)
     local edits, model, reason = read(s, headers)
     if not edits then return nil, nil, reason end
     local cluster = nil
-    if not headers:get(CONFIG.destination) then cluster = CONFIG.clusters[model or ""] end
+    if model and not headers:get(CONFIG.destination) then
+      cluster = CONFIG.clusters[model]
+      -- Among all engines those that list it come first: discovery may know it while the configuration does not.
+      if not cluster then handle:streamInfo():dynamicMetadata():set("envoy.lb", CONFIG.listed, model) end
+    end
     local changed, spans = s, ""
     if #edits > 0 then changed, spans = edited(s, edits) end
     if changed ~= s then
