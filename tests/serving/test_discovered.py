@@ -224,6 +224,31 @@ async def test_adapters_are_served_by_the_engines_that_list_them_as_they_come_an
     assert world.chosen("llama") == {plain.address, tuned.address}
 
 
+async def test_an_engine_that_is_back_at_its_address_with_another_model_gets_nothing_for_the_old_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_MODELS_S", 0.1)
+    stays, changes = await world.engine("llama"), await world.engine("llama")
+    world.lists(stays.address, changes.address)
+    await world.start(observe={"health_interval_ms": 100})
+    await until(lambda: world.chosen() == {stays.address, changes.address})
+    changes.cards[0]["id"] = "mistral"
+    await until(lambda: world.pool() == {stays.address: "llama", changes.address: "mistral"})
+    assert world.chosen("llama") == {stays.address}
+    assert world.chosen("mistral") == {changes.address}
+
+
+async def test_an_address_at_which_fairlead_or_its_gateway_listens_is_no_engine(world: World) -> None:
+    engine, gateway = await world.engine("llama"), await world.engine("llama")
+    port = gateway.address.rpartition(":")[2]
+    world.lists(engine.address, gateway.address)
+    with capture_logs() as logs:
+        await world.start(gateway={"listen": f"0.0.0.0:{port}"})
+        await until(lambda: world.pool() == {engine.address: "llama"})
+    assert [line["address"] for line in logs if "in a circle" in line["event"]] == [gateway.address]
+    assert world.sidecar.services.discovery.statuses[0].refused == 1
+
+
 async def test_a_name_that_gets_another_address_is_followed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_force, "_NAMES_S", 0.02)
     where = {"vllm-0:1": "127.0.0.2:1"}

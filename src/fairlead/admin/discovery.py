@@ -34,6 +34,11 @@ def _sources(services: Services) -> Iterator[Metric]:
     )
     changes = CounterMetricFamily("fairlead_discovery_changes", "Sets that differed from the last", labels=("source",))
     failures = CounterMetricFamily("fairlead_discovery_failures", "Failed reads of a source", labels=("source",))
+    refused = CounterMetricFamily(
+        "fairlead_discovery_refused",
+        "Listed addresses at which Fairlead or its gateway listens; they get nothing: remove them from the source",
+        labels=("source",),
+    )
     rules = CounterMetricFamily(
         "fairlead_discovery_rules_failures",
         "Failed reads of InferenceObjectives and InferenceModelRewrites; the last known stay in force",
@@ -46,8 +51,9 @@ def _sources(services: Services) -> Iterator[Metric]:
             age.add_metric(labels, age_s)
         changes.add_metric(labels, status.changes)
         failures.add_metric(labels, status.failures)
+        refused.add_metric(labels, status.refused)
         rules.add_metric(labels, status.rules_failures)
-    yield from (endpoints, age, changes, failures, rules)
+    yield from (endpoints, age, changes, failures, refused, rules)
 
 
 def _envoys(services: Services) -> Iterator[Metric]:

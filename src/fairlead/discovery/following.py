@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from fairlead.discovery.own import OwnAddresses
 from fairlead.discovery.rules import NO_RULES, RequestRules
 from fairlead.discovery.source import DiscoveredEndpoint, EndpointSet, Source, SourceStatus, UnusableError
 
@@ -24,6 +25,7 @@ class Discovery:
 
     def __init__(self, changed: Callable[[], None], clock_s: Callable[[], float]) -> None:
         self.statuses: tuple[SourceStatus, ...] = ()
+        self.own = OwnAddresses()  # set before `follow`
         self._changed = changed
         self._clock_s = clock_s
         self._tasks: list[asyncio.Task[None]] = []
@@ -40,6 +42,10 @@ class Discovery:
             for endpoint in status.endpoints or ():
                 merged.setdefault(endpoint.address, endpoint)
         return tuple(merged.values())
+
+    def look_again(self) -> None:
+        """What an engine said of itself is not true any more."""
+        self._changed()
 
     def rules(self) -> RequestRules:
         """Of the one source that has some: there is one cluster."""
@@ -88,6 +94,7 @@ class Discovery:
                 rewritten=[*rewrites.by_name, *(["every other model"] if rewrites.of_others else [])],
             )
             self._changed()
+        endpoints = self._without_own(status, endpoints)
         if endpoints == status.endpoints:
             return
         before = status.endpoints or ()
@@ -103,6 +110,19 @@ class Discovery:
             draining=sum(e.draining for e in endpoints),
         )
         self._changed()
+
+    def _without_own(self, status: SourceStatus, endpoints: EndpointSet) -> EndpointSet:
+        own = {endpoint.address for endpoint in endpoints if self.own.has(endpoint.address)}
+        for address in sorted(own - status.own):
+            status.refused += 1
+            log.error(
+                "a source lists an address at which Fairlead or its gateway listens; requests sent there would go in "
+                "a circle, so it is left out: remove it from the source",
+                source=status.name,
+                address=address,
+            )
+        status.own = frozenset(own)
+        return tuple(endpoint for endpoint in endpoints if endpoint.address not in own) if own else endpoints
 
 
 class FailureLog:

@@ -49,6 +49,8 @@ class SourceStatus:
     confirmed_s: float | None = None  # when the set was last known to be true
     changes: int = 0  # sets that differed from the one before
     failures: int = 0
+    own: frozenset[str] = frozenset()  # listed addresses at which Fairlead or its gateway listens
+    refused: int = 0  # of those, how often one was listed anew
     error: str = ""  # why the set is not renewed; empty while it is
     rules: RequestRules = NO_RULES  # in force
     found_rules: RequestRules = NO_RULES  # in force from the source's next set on

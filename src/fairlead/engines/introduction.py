@@ -84,6 +84,10 @@ class Introductions:
             if address not in self.known and address not in self._tasks:
                 self._tasks[address] = asyncio.create_task(self._meet(address, access), name=f"ask {address}")
 
+    def forget(self, address: str) -> None:
+        """Ask it anew: it does not serve what it said."""
+        self.known.pop(address, None)
+
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
         self._tasks.clear()

@@ -20,6 +20,7 @@ from fairlead.core.migration import NOTHING_IS_HOT, Rules
 from fairlead.core.pool import Pool
 from fairlead.core.task_rules import TaskRules
 from fairlead.discovery import Discovery
+from fairlead.discovery.own import OwnAddresses
 from fairlead.discovery.rules import NO_RULES
 from fairlead.discovery.sources import sources
 from fairlead.engines.kv_following import require_library
@@ -70,6 +71,8 @@ class InForce:
         async with self._changing:
             self._services.pool_is_known &= self.known.is_set() or not config.discovery.is_used
             await self._apply(config)
+        listening = (config.listen.grpc, config.listen.admin, config.gateway.listen, *config.gateway.processors)
+        self._services.discovery.own = OwnAddresses(listening)
         if self._finds_by != config.discovery:
             self._finds_by = config.discovery
             await self._services.discovery.follow(sources(config.discovery, self._folder))

@@ -57,6 +57,10 @@ class Membership:
         for address in [each for each in self._leaving if each in found]:
             del self._leaving[address]
         listed = found | {address: self._last[address].found for address in self._leaving}
+        for endpoint in pool.endpoints:  # another engine may have come at the address of one that is gone
+            now, each = endpoint.identity.models, found.get(endpoint.address)
+            if each is not None and not each.models and now and endpoint.model not in now:
+                self._introductions.forget(endpoint.address)
         self._introductions.want(
             {address: access_of(each.models[0] if each.models else None) for address, each in listed.items()}
         )
