@@ -254,7 +254,7 @@ def test_engines_that_drain_are_marked(world: World) -> None:
     states = [host.health_status.name for host in locality.lb_endpoints]
     assert states == ["DRAINING", "UNKNOWN"]
     metadata: Any = locality.lb_endpoints[0].metadata
-    assert metadata.filter_metadata["envoy.lb"].to_dict() == {"model": "small"}
+    assert metadata.filter_metadata["envoy.lb"].to_dict() == {"model": "small", "listed": ["small"]}
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,22 @@ async def test_envoy_keeps_its_engines_while_the_sidecar_is_away_and_follows_it_
     assert seen.lost == []
 
 
+async def test_a_model_that_only_discovery_knows_is_served_by_its_engine_while_the_sidecar_is_away(
+    pool: ChangingPool,
+) -> None:
+    small, large = await pool.add(12), await pool.add(1, model="large")
+    pool.lists([*small, *large])
+    await pool.start()
+
+    async def is_known() -> bool:
+        return await pool.known_to_envoy() == {*small, *large}
+
+    await until(is_known, "Envoy knows all engines")
+    pool.kill_sidecar()
+    assert [await pool.ask("large") for _ in range(20)] == [200] * 20
+    assert await pool.ask("unknown") == 404
+
+
 async def test_envoy_that_starts_while_the_sidecar_is_away_serves_from_the_engines_that_the_configuration_lists(
     pool: ChangingPool,
 ) -> None:
