@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fairlead.addresses import host_and_port
+from fairlead.api import headers
 from fairlead.config import Config
 from fairlead.errors import UserError
 from fairlead.gateway import Mode, bootstrap, comment, render, validate
@@ -258,6 +259,15 @@ def test_the_sidecars_are_asked_in_the_order_of_the_configuration() -> None:
         for locality in sidecar["load_assignment"]["endpoints"]
     ]
     assert found == [(0, "10.0.0.2"), (1, "10.0.0.3")]
+
+
+@pytest.mark.parametrize(
+    ("processors", "waits"), [([], True), (["10.0.0.2:9002"], True), (["10.0.0.2:9002", "10.0.0.3:9002"], False)]
+)
+def test_a_sidecar_that_is_back_waits_for_its_envoy_only_where_it_is_alone(processors: list[str], waits: bool) -> None:
+    """Of two, Envoy goes on following the one that has stayed: the other would wait for it in vain."""
+    tree = bootstrap(config("10.0.0.1:8000", endpoints="eds", processors=processors))
+    assert (headers.FOLLOWS.decode() in yaml.safe_dump(tree)) is waits
 
 
 def test_a_body_limit_that_envoy_cannot_hold_is_refused() -> None:

@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,18 +48,20 @@ class Row:
     advised: collections.Counter[str] = field(default_factory=collections.Counter)
     lost: collections.Counter[str] = field(default_factory=collections.Counter)
     reasons: list[str] = field(default_factory=list)
-    cut: int = 0  # streams that had begun on the engine that was killed
+    begun: int = 0  # streams under way on the engine when it was killed
+    cut: int = 0  # of those, the ones that did not end whole
     blind: int = 0  # answered without the sidecar's advice
     last_blind_s: float = 0.0  # when the last of them was sent, after the kill
 
     def __str__(self) -> str:
         by_kind = " ".join(f"{self.sent[kind]:6}/{self.lost[kind]}" for kind in KINDS)
         blind = f"{self.blind:6} {self.last_blind_s:6.1f}"
-        return f"{self.what:28} {self.sent.total():6} {self.lost.total():5} {self.cut:4} {blind}   {by_kind}"
+        totals = f"{self.sent.total():6} {self.lost.total():5} {self.begun:5} {self.cut:4}"
+        return f"{self.what:28} {totals} {blind}   {by_kind}"
 
 
 HEADING = (
-    f"{'killed, and back':28} {'sent':>6} {'lost':>5} {'cut':>4} {'blind':>6} {'last s':>6}   "
+    f"{'killed, and back':28} {'sent':>6} {'lost':>5} {'begun':>5} {'cut':>4} {'blind':>6} {'last s':>6}   "
     "sent/lost: models, streamed, routes, streamed, cascades, streamed"
 )
 
@@ -109,6 +111,7 @@ class World:
     sidecars: list[Part]
     redis: Part
     client: aiohttp.ClientSession
+    streams: collections.Counter[str] = field(default_factory=collections.Counter)  # under way now, by endpoint
 
     async def kill(self, part: Part, number: signal.Signals) -> Row:
         """Kill `part` under load and start it again. Requests of each kind end before, while it is away, and after.
@@ -122,6 +125,9 @@ class World:
             asyncio.create_task(self._ask_until(stop, kind, row, part, killed_at)) for kind in KINDS * WORKERS_EACH
         ]
         await self._more(row.ended)
+        if part in self.engines:
+            await self._until_streams_at(part)
+        row.begun = self.streams[part.address]
         killed_at[0] = time.monotonic()
         part.kill(number)
         await part.ended()
@@ -162,19 +168,35 @@ class World:
 
     async def _ask(self, model: str, *, streams: bool) -> tuple[str, dict[str, str]]:
         """Why the request is lost, or nothing, and the headers of its answer."""
-        body = {"model": model, "max_tokens": 40, "stream": streams, "messages": [{"role": "user", "content": "hello"}]}
+        tokens = 200 if streams else 40  # the streams take more than a second: some are under way at each kill
+        message = {"role": "user", "content": "hello"}
+        body = {"model": model, "max_tokens": tokens, "stream": streams, "messages": [message]}
         headers: dict[str, str] = {}
         session = {"x-session-id": f"s{time.monotonic_ns() % 50}"}
         try:
             async with self.client.post(f"{self.url}/v1/chat/completions", json=body, headers=session) as answer:
                 headers = {name.lower(): value for name, value in answer.headers.items()}
-                text = await answer.read()
+                with self._streaming(headers.get("x-fairlead-endpoint", "") if streams else ""):
+                    text = await answer.read()
                 if answer.status != 200:
                     return f"{answer.status} {text[:200]!r}", headers
                 whole = text.rstrip().endswith(b"data: [DONE]") if streams else "choices" in json.loads(text)
                 return ("" if whole else f"not whole: {text[-100:]!r}"), headers
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             return repr(error), headers
+
+    @contextmanager
+    def _streaming(self, endpoint: str) -> Iterator[None]:
+        self.streams[endpoint] += 1
+        try:
+            yield
+        finally:
+            self.streams[endpoint] -= 1
+
+    async def _until_streams_at(self, engine: Part) -> None:
+        async with asyncio.timeout(WITHIN_S):
+            while not self.streams[engine.address]:  # noqa: ASYNC110 - tasks that count
+                await asyncio.sleep(0.02)
 
     async def _until_advised(self) -> None:
         async with asyncio.timeout(WITHIN_S):
