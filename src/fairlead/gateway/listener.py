@@ -177,8 +177,8 @@ def _processor(config: Config, mode: Mode | None) -> Part:
 def _says_that_it_follows(config: Config, mode: Mode | None) -> Part:
     """A sidecar that is back gives an Envoy that follows no advice before it has the sidecar's endpoints.
 
-    Not in full duplex: there the body does not wait for the sidecar. Nor where there are several sidecars: Envoy goes on
-    following the one that has stayed, which sends it the same endpoints.
+    Not in full duplex: there the body does not wait for the sidecar. Nor where there are several sidecars: Envoy goes
+    on following the one that has stayed, which sends it the same endpoints.
     """
     if config.gateway.endpoints != "eds" or mode == "full_duplex" or len(config.gateway.processors) > 1:
         return {}
