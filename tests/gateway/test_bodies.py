@@ -144,6 +144,24 @@ async def test_an_http2_request_with_trailers_is_picked_and_stripped(world: Worl
     assert json.loads(received.body)["model"] in world.engines
 
 
+async def test_in_full_duplex_a_failed_attempt_is_repeated_but_for_a_body_with_trailers(
+    world: World, envoy: StartEnvoy
+) -> None:
+    """Envoy would repeat that in full after what the next engine already has of it."""
+    gateway, large = await _gateway(world, envoy, "full_duplex"), world.engines["large"]
+    large.resets = True
+    body = b'{"model":"large","messages":[]}'
+    client = {"x-fairlead-sent-once": "1"}  # a client has no say in it
+    assert (await gateway.post(body, client)).status == 503
+    assert [received.body for received in large.received] == [body] * 3
+    large.received.clear()
+    assert await _post_with_trailers(gateway.url.removeprefix("http://"), body) != b"200"
+    large.resets = False
+    assert await _post_with_trailers(gateway.url.removeprefix("http://"), body) == b"200"
+    assert [received.body for received in large.received] == [body] * 2
+    assert "x-fairlead-sent-once" not in large.received[-1].headers
+
+
 async def _post_with_trailers(address: str, body: bytes) -> bytes:
     """Frames by hand, as no client at hand sends trailers: headers, data, and headers that end the stream."""
 

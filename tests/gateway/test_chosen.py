@@ -57,13 +57,14 @@ async def test_the_requests_of_two_workers_of_envoys_go_to_the_chosen_engine(
     assert sidecar.served == [second.address] * asked
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("failure", [{"status": 500}, {"status": 503}, {"status": 429}, {"resets": True}])
 async def test_a_failing_first_choice_is_answered_by_the_second(
-    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy, failure: dict[str, int]
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy, failure: dict[str, int], mode: Mode
 ) -> None:
     broken, other, spare = await engine("broken", **failure), await engine("other"), await engine("spare")
     sidecar, address = await processor(broken.address, spare.address)
-    gateway = await envoy(broken.address, other.address, spare.address, sidecar=address)
+    gateway = await envoy(broken.address, other.address, spare.address, sidecar=address, mode=mode)
 
     answer = await gateway.post(b"x" * 100_000)
 
@@ -85,12 +86,13 @@ async def test_where_every_engine_is_full_the_client_gets_the_429(
     assert [len(each.received) for each in engines] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("mode", MODES)
 async def test_a_dead_first_choice_is_answered_by_the_second(
-    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy, dead_engine: str
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy, dead_engine: str, mode: Mode
 ) -> None:
     other, spare = await engine("other"), await engine("spare")
     sidecar, address = await processor(dead_engine, spare.address)
-    gateway = await envoy(dead_engine, other.address, spare.address, sidecar=address)
+    gateway = await envoy(dead_engine, other.address, spare.address, sidecar=address, mode=mode)
 
     answers = [await gateway.post() for _ in range(10)]
 
@@ -301,14 +303,3 @@ async def test_what_the_sidecar_does_not_read_in_time_or_at_all_reaches_the_engi
 
     assert [answer.status for answer in answers] == [200] * 3
     assert [json.loads(request.body)["kv_transfer_params"] for request in first.received] == [None] * 3
-
-
-async def test_full_duplex_tries_no_second_engine(
-    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
-) -> None:
-    broken, spare = await engine("broken", resets=True), await engine("spare")
-    _, address = await processor(broken.address, spare.address)
-    gateway = await envoy(broken.address, spare.address, sidecar=address, mode="full_duplex")
-
-    assert (await gateway.post()).status == 503
-    assert (len(broken.received), len(spare.received)) == (1, 0)

@@ -60,6 +60,9 @@ def routed(exchange: Exchange, picked: Pick | Refused, body: Body, *, end_of_str
         removed = [each for each in removed if each != name.decode()]
     made: Replies
     if exchange.request_duplex:
+        if not end_of_stream:
+            headers.append((names.SENT_ONCE, b"1"))
+            removed = [each for each in removed if each != names.SENT_ONCE.decode()]
         sent = body if picked.body is None else picked.body
         streamed = replies.streamed_request_body(sent, end_of_stream=end_of_stream)
         trailers = () if end_of_stream else (replies.REQUEST_TRAILERS,)
@@ -92,6 +95,9 @@ def routed_unread(exchange: Exchange, path: str, *, has_ended: bool) -> Replies:
     if route and named != in_flight.decision.model:
         headers.append((b":path", with_query_model(path, in_flight.decision.model).encode("latin-1")))
     removed, skip_body = h.forbidden_in(exchange.headers), not exchange.request_duplex
+    if not has_ended and not skip_body:
+        headers.append((names.SENT_ONCE, b"1"))
+        removed = [each for each in removed if each != names.SENT_ONCE.decode()]
     made = replies.routed_headers(_destination(exchange, in_flight), headers, removed, skip_body=skip_body)
     exchange.request_phase = "over" if has_ended else "passing"
     return (made,)

@@ -36,11 +36,6 @@ def bootstrap(config: Config, *, admin_address: str = "127.0.0.1:9901", mode: Mo
     if config.gateway.processor_timeout_ms > MOST_PROCESSOR_TIMEOUT_MS:
         longest = f"Envoy waits at most {MOST_PROCESSOR_TIMEOUT_MS} ms"
         raise UserError(f"gateway.processor_timeout_ms: {longest}; write a smaller number")
-    if mode == "full_duplex" and config.gateway.fallbacks and "fallbacks" in config.gateway.model_fields_set:
-        raise UserError(
-            "gateway.fallbacks: in full duplex a retry can send an engine the body twice (requests with trailers); "
-            "write 0, or use --mode buffered"
-        )
     return {
         "node": {"id": "fairlead", "cluster": "fairlead"},
         "admin": {"address": listen_on("admin", admin_address)},

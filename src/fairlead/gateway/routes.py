@@ -63,6 +63,7 @@ def routes(config: Config, mode: Mode) -> Part:
                     CLUSTER_HEADER,
                     EVENTS_HEADER,
                     *([headers.PREFILLED.decode()] if splits(config) else []),
+                    *([headers.SENT_ONCE.decode()] if mode == "full_duplex" else []),
                 ],
                 **(_turned_on(PROCESSOR) if mode == "full_duplex" else {}),
                 "routes": _routes(config, mode),
@@ -81,8 +82,7 @@ def _routes(config: Config, mode: Mode) -> list[Part]:
     allowed = paths.allowed(config.gateway.paths)
     chosen = {"name": DESTINATION, "present_match": True}
     to_any = BLIND_CLUSTER if has_last_resorts(config) else ENGINES_CLUSTER
-    # In full duplex a body with trailers is sent again in full by each retry, after what the engine already has.
-    down_the_list = _retry_down_the_list(0 if mode == "full_duplex" else config.gateway.fallbacks)
+    down_the_list = _retry_down_the_list(config.gateway.fallbacks)
     others = MOST_BLIND_RETRIES if config.gateway.endpoints == "eds" else len(config.pool.endpoints) - 1
     elsewhere = _retry_elsewhere(min(others, MOST_BLIND_RETRIES))
     # Never to an aggregate cluster: in Envoy 1.40 the sidecar's list is lost there, and any engine gets the request.
@@ -91,6 +91,13 @@ def _routes(config: Config, mode: Mode) -> list[Part]:
     )
     read["typed_per_filter_config"] = no_guard()
     found = [_nowhere("two readings", _match(paths.TWO_READINGS))]
+    if mode == "full_duplex":
+        # A body with trailers is sent again in full by each retry, after what the engine already has.
+        once = {"name": headers.SENT_ONCE.decode(), "present_match": True}
+        of_the_read = _match(paths.read_by_the_sidecar(), chosen, once, *_WITH_A_BODY)
+        found.append(_to_engines("chosen, sent once", of_the_read, None, ENGINES_CLUSTER))
+        found[-1]["typed_per_filter_config"] = no_guard()
+        found.append(_to_engines("chosen, unread, sent once", _match(allowed, chosen, once), None, ENGINES_CLUSTER))
     if config.cascades():
         streamed = _match(paths.read_by_the_sidecar(), {"name": EVENTS_HEADER, "present_match": True}, *_WITH_A_BODY)
         found.append(_to_engines("chosen, a cascade as a stream", streamed, down_the_list, ENGINES_CLUSTER))
