@@ -46,7 +46,7 @@ SIZES: Final = {
 CHAT: Final = "/v1/chat/completions"
 LIMIT_MS: Final = 20.0
 _INTERVAL_S: Final = 0.003
-_REPEATS: Final = 3
+_REPEATS: Final = 5
 _PAUSE_S: Final = 9.0  # after which the sidecar has given memory back
 _FOLDER: Final = Path(__file__).parent / "results"
 _RESULTS: Final = {
@@ -129,7 +129,11 @@ class Row(NamedTuple):
     size: str
     status: str
     took_ms: float
-    stall_ms: float  # the median of each repeat's longest
+    stalls_ms: list[float]  # each repeat's longest, in order
+
+    @property
+    def median_ms(self) -> float:
+        return self.stalls_ms[len(self.stalls_ms) // 2]
 
 
 class Neighbour:
@@ -219,7 +223,7 @@ async def measure(families: dict[str, Maker], sizes: dict[str, int], mode: Mode)
         rows: list[Row] = []
         neighbour.take_worst_ms()
         await asyncio.sleep(3)
-        rows.append(Row("nothing, for 3 s", "", "", 3000, neighbour.take_worst_ms()))
+        rows.append(Row("nothing, for 3 s", "", "", 3000, [neighbour.take_worst_ms()]))
         for family, make in families.items():
             for size_name, size in sizes.items():
                 if size > sizes.get("250 KB", size) and "context reuse" in family:
@@ -234,8 +238,8 @@ async def measure(families: dict[str, Maker], sizes: dict[str, int], mode: Mode)
                     await asyncio.sleep(0.03)
                     stalls.append(neighbour.take_worst_ms())
                 del body
-                rows.append(Row(family, size_name, status, max(took) * 1e3, sorted(stalls)[len(stalls) // 2]))
-                print(*rows[-1], sorted(stalls), flush=True)
+                rows.append(Row(family, size_name, status, max(took) * 1e3, sorted(stalls)))
+                print(*rows[-1], flush=True)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await asyncio.sleep(_PAUSE_S)
@@ -273,19 +277,26 @@ def main() -> None:
     machine = this_machine()
     rows, facts = asyncio.run(measure(families, SIZES, mode))
     lines = [f"- {name}: {value}" for name, value in facts.items()]
-    worst = max(row.stall_ms for row in rows[1:])
-    shown = [(r.family, r.size, r.status, f"{r.took_ms:.0f}", f"{r.stall_ms:.1f}") for r in rows]
+    medians = [row.median_ms for row in rows[1:]]
+    every = [stall for row in rows[1:] for stall in row.stalls_ms]
+    over = sum(stall > LIMIT_MS for stall in every)
+    shown = [
+        (r.family, r.size, r.status, f"{r.took_ms:.0f}", f"{r.median_ms:.1f}", f"{r.stalls_ms[-1]:.1f}") for r in rows
+    ]
     text = "\n".join(
         (
             "# Hostile bodies, and the neighbour's longest wait",
             "",
             machine_facts(f"python benchmarks/hostile_bodies.py --mode {mode}", 0, machine, os.getloadavg()[0]),
             *lines,
-            f"- longest wait: {worst:.1f} ms; the goal is under {LIMIT_MS:.0f} ms on a quiet machine",
+            f"- longest wait: {max(every):.1f} ms, {max(medians):.1f} ms as a median; the goal is under {LIMIT_MS:.0f} ms "
+            "on a quiet machine",
+            f"- sent: {len(every)} bodies; {over} of them made it wait for more than {LIMIT_MS:.0f} ms",
             "",
-            f"Each body is sent {_REPEATS} times; the wait is the median of the longest one in each.",
+            f"Each body is sent {_REPEATS} times, and the neighbour's longest wait during each is noted: the median of "
+            "these and the most.",
             "",
-            table(("body", "size", "answer", "it took, ms", "neighbour's longest wait, ms"), shown),
+            table(("body", "size", "answer", "it took, ms", "neighbour waits, median ms", "at most, ms"), shown),
             "",
         )
     )
