@@ -36,6 +36,8 @@ def test_a_field_has_the_name_of_its_disposition(head: bytes) -> None:
         b'Content-Disposition: form-data; name="model"\r\nContent-Disposition: form-data; name="other"',
         b'Content-Disposition: form-data; name="model"; name="other"',
         b'Content-Disposition: form-data; name="mod\\el"',
+        b"Content-Disposition: form-data; name=\"other\"; name*=utf-8''mod%65l",
+        b'Content-Disposition: form-data; name*0="mod"; name*1="el"',
         b"Content-Type: text/plain",
     ],
 )

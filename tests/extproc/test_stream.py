@@ -323,6 +323,11 @@ def test_a_client_that_leaves_before_the_answer_is_counted_as_499() -> None:
     assert conversation.services.recorder.requests == {("large", "large", "10.0.0.3:1", 499): 1}
 
 
+def test_a_model_that_a_client_would_delete_is_no_question() -> None:
+    (reply,) = Conversation().say(request_headers("DELETE", "/v1/models/small", end=True))
+    assert not reply.HasField("immediate_response")
+
+
 def test_models_lists_models_and_routes() -> None:
     (reply,) = Conversation().say(request_headers("GET", "/v1/models?limit=5", end=True))
     listed = json.loads(reply.immediate_response.body)

@@ -59,7 +59,7 @@ async def started(*, advised: bool, mode: Mode = "buffered") -> AsyncIterator[Ga
         await engine.start()
         stack.push_async_callback(engine.stop)
         listen, admin, sidecar = (f"127.0.0.1:{port}" for port in free_ports(3))
-        processor = Processor([engine.address])
+        processor = Processor([engine.address], shows=tuple(f"x-shown-{number}" for number in range(6)))
         if advised:
             await processor.start(sidecar)
             stack.push_async_callback(processor.stop)
@@ -149,6 +149,7 @@ NOT_HTTP = {
     "an upgrade": (
         b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: other\r\n\r\n", 403
     ),
+    "a tunnel": (b"CONNECT x:80 HTTP/1.1\r\nhost: x:80\r\n\r\n", 403),
     "250 headers": (b"GET /v1/models HTTP/1.1\r\nhost: x\r\n" + _headers(250) + b"\r\n", 431),
     "97 KiB of headers": (b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 97 * 1024 + b"\r\n\r\n", 431),
     "1 MiB of headers": (b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 1024 * 1024 + b"\r\n\r\n", 431),
@@ -191,6 +192,18 @@ async def test_near_the_limit_of_their_bytes_there_is_no_empty_500(gateway: Gate
 
     assert status in (400, 431)
     assert status != 431 or _code(body) == "headers_too_large"
+
+
+@pytest.mark.parametrize("count", [50, 110, *range(180, 206, 2), 1000])
+async def test_an_answer_of_many_headers_passes_or_is_the_engines_error(gateway: Gateway, count: int) -> None:
+    gateway.engine.headers = {f"x-{number}": "v" for number in range(count)}
+    try:
+        status, body = await gateway.post()
+    finally:
+        gateway.engine.headers = {}
+
+    assert (status, body) == (200, b"engine") if count < 190 else status in (200, 502)
+    assert status != 502 or _code(body) == "engine_protocol_error"
 
 
 def _code(body: bytes) -> Any:

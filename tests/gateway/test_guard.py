@@ -162,6 +162,17 @@ async def test_this_holds_for_http2_with_a_trailer(blind: Blind) -> None:
     assert (status, levers_in(json.loads(reached.body))) == (b"200", set())
 
 
+_DISPOSITION = b"Content-Disposition: form-data; "
+ODD_PARTS = {
+    "a lever after another name": b"Content-Type: x; name=y\r\n" + _DISPOSITION + b'name="bootstrap_room"',
+    "a lever in parts": _DISPOSITION + b'name*0="kv_"; name*1="transfer_params"',
+    "a lever in another encoding": _DISPOSITION + b"name=\"x\"; name*=utf-8''bootstrap%5Froom",
+    "an escape in a name": _DISPOSITION + b'name="bootstrap\\_room"',
+    "two names of a part": _DISPOSITION + b'name="x"; name="bootstrap_room"',
+    "two dispositions": _DISPOSITION + b'name="x"\r\n' + _DISPOSITION + b'name="bootstrap_room"',
+    "no disposition": b'Content-Type: x; name="bootstrap_room"',
+    "an open quote": _DISPOSITION + b'name="bootstrap_room',
+}
 UNREADABLE = {
     "gzip": (gzip.compress(HOSTILE["plain"].encode()), {"content-encoding": "gzip"}),
     "gzip without saying so": (gzip.compress(HOSTILE["plain"].encode()), {}),
@@ -181,6 +192,13 @@ UNREADABLE = {
         b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nsmall',
         {"content-type": "multipart/form-data; boundary=b"},
     ),
+    **{
+        f"a form with {what}": (
+            b"--b\r\n%b\r\n\r\n{}\r\n--b--\r\n" % head,
+            {"content-type": "multipart/form-data; boundary=b"},
+        )
+        for what, head in ODD_PARTS.items()
+    },
     "65 levers": (b'{"model": "small"' + b', "kv_transfer_params": 1' * 65 + b"}", {}),
     "100,001 keys to look at": (b'{"model": "small"' + b', "k": 1' * 100_001 + b"}", {}),
 }

@@ -102,6 +102,7 @@ class Processor:
     edge: ServerName = "native"
     reads: bool = True  # bodies; else it chooses on the headers
     refusal: pb.ImmediateResponse | None = None
+    shows: tuple[str, ...] = ()  # headers that it adds to each answer
     served: list[str] = field(default_factory=list)  # as Envoy tells with the response's headers
     bodies: list[bytes] = field(default_factory=list)
     _grpcio: grpc.aio.Server | None = None
@@ -191,7 +192,12 @@ class _Talk:
             case "response_headers":
                 lb = dict(request.metadata_context.filter_metadata["envoy.lb"].items())
                 self._processor.served.append(str(lb.get(f"{DESTINATION}-served")))
-                yield pb.ProcessingResponse(response_headers=pb.HeadersResponse())
+                shown = [
+                    pb.HeaderValueOption(header=pb.HeaderValue(key=name.encode(), raw_value=b"v"))
+                    for name in self._processor.shows
+                ]
+                response = pb.CommonResponse(header_mutation=pb.HeaderMutation(set_headers=shown))
+                yield pb.ProcessingResponse(response_headers=pb.HeadersResponse(response=response))
             case other:
                 raise AssertionError(f"unexpected message: {other}")
 

@@ -40,8 +40,10 @@ def field_spans(body: bytes, content_type: bytes) -> list[tuple[str, Span]] | No
         dispositions = _DISPOSITION.findall(body, start, head_end)
         if len(dispositions) != 1:
             return None
-        names = [quoted or bare for key, quoted, bare in _PARAMETER.findall(dispositions[0]) if key.lower() == b"name"]
-        if len(names) > 1 or b"\\" in b"".join(names):
+        parameters = [(key.lower(), quoted or bare) for key, quoted, bare in _PARAMETER.findall(dispositions[0])]
+        names = [value for key, value in parameters if key == b"name"]
+        is_coded = any(key.startswith(b"name*") for key, _ in parameters)  # another encoding, or in parts (RFC 2231)
+        if is_coded or len(names) > 1 or b"\\" in b"".join(names):
             return None
         if names:
             value_start = head_end + 4

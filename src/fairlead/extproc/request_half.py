@@ -37,6 +37,7 @@ OPEN_PATHS: Final = frozenset({"/health", "/ping"})  # without a key
 _MOST_WAITING_S: Final = 60.0
 _MARGIN_S: Final = 5.0  # by which Envoy waits longer than the queue holds a request: our answer must be the first
 _UNREAD_METHODS: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"CONNECT", b""})  # `gateway.routes` agrees
+_ASKING: Final = frozenset({b"GET", b"HEAD"})  # else an engine answers, that it deletes no model
 _NO_BODY: Final = refusals.malformed("The request has no body; send JSON", None)
 
 
@@ -57,15 +58,14 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
     exchange.request_id = headers.get(names.REQUEST_ID) or uuid.uuid4().hex.encode()
     path = headers.get(b":path", b"").decode("latin-1")
     method, has_ended = headers.get(b":method", b""), message.request_headers.end_of_stream
-    is_post = method == b"POST"
-    if not is_post and (answer := models_answer(path, services.router.pool)) is not None:
+    if method in _ASKING and (answer := models_answer(path, services.router.pool)) is not None:
         return exchange.refuse(answer)
     if method not in _UNREAD_METHODS and body_mode in (BUFFERED, FULL_DUPLEX_STREAMED):
         exchange.path = plain_path(path)
         if not has_ended:
             exchange.request_phase = "collecting"
             return () if exchange.request_duplex else (replies.REQUEST_HEADERS_OF_A_BODY,)
-        if is_post and exchange.path in GENERATION_PATHS:
+        if method == b"POST" and exchange.path in GENERATION_PATHS:
             return exchange.refuse(_NO_BODY)
     return routed_unread(exchange, path, has_ended=has_ended)
 

@@ -14,6 +14,7 @@ from fairlead.gateway.parts import (
     DESTINATION,
     ENGINES_CLUSTER,
     MOST_BODY_BYTES,
+    MOST_HEADERS,
     SIDECAR_CLUSTER,
     Mode,
     Part,
@@ -146,7 +147,10 @@ def _engines(config: Config, name: str, model: str | None, hosts: Part, *, advis
         "typed_extension_protocol_options": {
             _HTTP_OPTIONS: {
                 "@type": type_url(_HTTP_OPTIONS),
-                "common_http_protocol_options": {"idle_timeout": seconds(ENGINE_IDLE_MS)},
+                "common_http_protocol_options": {
+                    "idle_timeout": seconds(ENGINE_IDLE_MS),
+                    "max_headers_count": MOST_HEADERS,
+                },
                 "explicit_http_config": {"http_protocol_options": {}},
                 **({"http_filters": [*adding_keys, codec()]} if adding_keys else {}),
             }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fairlead.api import headers
 from fairlead.config import Config
 from fairlead.gateway.guard import events, guard
-from fairlead.gateway.parts import SIDECAR_CLUSTER, Mode, Part, listen_on, seconds, type_url
+from fairlead.gateway.parts import MOST_HEADERS, SIDECAR_CLUSTER, Mode, Part, listen_on, seconds, type_url
 from fairlead.gateway.replies import openai_errors
 from fairlead.gateway.routes import BUFFER, PROCESSOR, routes
 
@@ -18,10 +18,7 @@ _HCM = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnecti
 # The longest extension that the sidecar may ask for while it holds an answer back to judge it.
 MOST_PROCESSOR_MS = 600_000
 
-# Limit for a request's headers. Above it Envoy answers by itself; below it there must be room for the sidecar's
-# headers.
-MOST_HEADERS = 200
-MOST_HEADERS_KIB = 96
+MOST_HEADERS_KIB = 96  # of a request
 
 
 def listener(config: Config, mode: Mode) -> Part:

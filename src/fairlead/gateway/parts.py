@@ -22,6 +22,10 @@ BLIND_CLUSTER = "blind"  # all engines, for requests without advice
 # Envoy keeps buffer limits and HTTP/2 windows in 31 bits.
 MOST_BODY_BYTES = 2**31 - 1
 
+# Of a request, and of an engine's answer. Above it Envoy answers by itself; below it there must be room for the
+# sidecar's headers.
+MOST_HEADERS = 200
+
 # Envoy refuses a longer wait for one message of the processor.
 MOST_PROCESSOR_TIMEOUT_MS = 3_600_000
 

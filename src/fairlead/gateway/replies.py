@@ -29,11 +29,18 @@ def openai_errors(max_body_bytes: int, max_headers: int, max_headers_kib: int) -
     no_engine = "No engine could answer this request; try again."
     silent = "The engine was silent for too long."
     no_http = "The engine's answer is not valid HTTP; try again."
+    engine_headers = "The engine's answer has more headers than this gateway takes."
     return {
         "mappers": [
             {
                 "filter": _details("== 'request_payload_too_large'"),
                 "body_format_override": _envelope(too_large, "invalid_request_error", "request_too_large"),
+            },
+            {
+                # An engine's many, and the sidecar's few on top: Envoy calls that a 500, as it does below.
+                "filter": _details(".matches('header_mutation_result_exceeds') && has(upstream.address)"),
+                "status_code": 502,
+                "body_format_override": _envelope(engine_headers, "server_error", "engine_protocol_error"),
             },
             {
                 # Envoy's own limit, or the sidecar's few headers on top of a client's many: Envoy calls that a 500.

@@ -90,7 +90,7 @@ def _routes(config: Config, mode: Mode) -> list[Part]:
         "chosen", _match(paths.read_by_the_sidecar(), chosen, *_WITH_A_BODY), down_the_list, ENGINES_CLUSTER
     )
     read["typed_per_filter_config"] = no_guard()
-    found = [_nowhere("two readings", _match(paths.TWO_READINGS))]
+    found = [_nowhere("tunnels", {"connect_matcher": {}}), _nowhere("two readings", _match(paths.TWO_READINGS))]
     if mode == "full_duplex":
         # A body with trailers is sent again in full by each retry, after what the engine already has.
         once = {"name": headers.SENT_ONCE.decode(), "present_match": True}

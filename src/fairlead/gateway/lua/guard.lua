@@ -117,6 +117,31 @@ local function read_json(s)
   return edits, model
 end
 
+-- The name that a part of a form has, by its headers; nil: none, false: two readers could find two.
+local function field_name(head)
+  local header, lower = "\r\ncontent-disposition:", head:lower()
+  local _, last = lower:find(header, 1, true)
+  if not last or lower:find(header, last, true) then return false end
+  local line = head:sub(last + 1, head:find("\r\n", last, true) - 1)
+  local name, at = nil, line:find(";", 1, true)
+  while at and not line:find("^;%s*$", at) do
+    local key, from = line:match('^;%s*([^%s=;"]+)%s*=%s*()', at)
+    if not key then return false end
+    local quoted = line:byte(from) == QUOTE
+    local stop = quoted and closing_quote(line, from + 1) or not quoted and (line:find(";", from, true) or #line + 1)
+    if not stop then return false end
+    key = key:lower()
+    if key:find("^name%*") then return false end  -- in another encoding, or in parts (RFC 2231)
+    if key == "name" then
+      if name then return false end
+      name = line:sub(quoted and from + 1 or from, stop - 1)
+      if name:find("\\", 1, true) then return false end
+    end
+    at = line:find(";", stop, true)
+  end
+  return name
+end
+
 -- The same for a form: audio and images come so. A part has headers, an empty line, and a value up to the boundary.
 local function read_form(s, boundary)
   for name, where in pairs(CONFIG.parameters) do
@@ -132,8 +157,8 @@ local function read_form(s, boundary)
     local _, head_length = head:find("\r\n\r\n", 1, true)
     local next_from, next_last = s:find("\r\n" .. delimiter, last + 1, true)
     if not head_length or not next_from or last + head_length >= next_from then return nil end
-    local name = head:sub(1, head_length):match('[; ][nN][aA][mM][eE]="?([^";\r\n]*)')
-    if CONFIG.parameters[name or ""] then return nil end
+    local name = field_name(head:sub(1, head_length - 2))
+    if name == false or CONFIG.parameters[name or ""] or (name == "model" and model) then return nil end
     if name == "model" then
       model = s:sub(last + head_length + 1, next_from - 1)
       edits[#edits + 1] = {last + head_length + 1, next_from - 1, "model"}
