@@ -49,6 +49,7 @@ demo: $(INSTALLED) ## Four simulated engines, Envoy and the sidecar; KEEP=1 stay
 
 # Rooms of tests/ that start Redis, a browser or vLLM. (Envoy is a package of Python's.)
 SYSTEM_ROOMS := admin docs lab migration redis stack tools
+WORKERS ?= 3 # most tests wait for real parts, so that three keep two cores busy
 
 test: $(INSTALLED) ## Lint, types, import contracts and all tests; ROOM=policies: the tests of that room alone.
 ifdef ROOM
@@ -58,7 +59,7 @@ ifdef ROOM
 else
 	@$(MAKE) --no-print-directory lint
 	@.ci/install-system-parts
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 endif
 
 test-h2spec: $(INSTALLED) ## h2spec's cases for HTTP/2 and HPACK against the edge; builds h2spec where Go is.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +18,24 @@ settings.register_profile("explore", deadline=None, max_examples=2_000, suppress
 settings.load_profile("any machine")
 
 STARTS_REAL_PARTS = {"stack", "envoy", "redis", "browser", "lab"}  # fixtures
+LONGEST_FIRST = ("lab", "stack")  # rooms; a worker that began one of them last would be waited for
 
 
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before xdist reads its mark
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts real parts, and what one of several workers runs alone (`pytest -n`): a file, or all of the lab.
+
+    The lab's servers take gigabytes and both cores: two of its files at once would each be slower than in turn.
+    """
     for item in items:
         if STARTS_REAL_PARTS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.stack)
+        item.add_marker(pytest.mark.xdist_group("lab" if _room(item) == "lab" else item.nodeid.partition("::")[0]))
+    items.sort(key=lambda item: _room(item) not in LONGEST_FIRST)
+
+
+def _room(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import subprocess
 import sys
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -43,6 +45,31 @@ def test_free_ports_are_different_and_can_be_listened_on() -> None:
 def test_a_port_is_not_given_out_twice_before_whoever_asked_first_can_listen() -> None:
     ports = [free_ports(1)[0] for _ in range(300)]
     assert len(set(ports)) == 300
+
+
+def test_two_processes_are_not_given_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = free_ports(2)
+    script = f"""if True:
+        import sys
+        from types import SimpleNamespace
+        from fairlead import processes
+        choices = iter(({mine}, {other}))
+        processes._chance = SimpleNamespace(randrange=lambda *_: next(choices))
+        print(processes.free_ports(1), flush=True)
+        sys.stdin.read()  # until the test has asked in its turn
+    """
+    fcntl.lockf(processes._reservations(), fcntl.LOCK_UN, 1, other)
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"[{other}]\n"
+        processes._given_out.clear()
+        choices = iter((other, mine))
+        monkeypatch.setattr(processes, "_chance", SimpleNamespace(randrange=lambda *_: next(choices)))
+        assert free_ports(1) == [mine]
+        process.stdin.close()
 
 
 def test_free_ports_are_none_that_an_outgoing_connection_may_take() -> None:

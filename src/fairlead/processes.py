@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import functools
 import os
 import random
 import shutil
@@ -38,6 +40,7 @@ _FIRST_PORT: Final = 10_000
 _REMEMBERED: Final = 1_000  # ports given out, for whoever listens late
 _chance: Final = random.SystemRandom()  # a seeded one would choose alike in two processes
 _given_out: Final[deque[int]] = deque(maxlen=_REMEMBERED)
+_RESERVATIONS: Final = Path(tempfile.gettempdir()) / f"fairlead-ports-{os.getuid()}"  # never written: a byte a port
 
 
 class ChildError(Exception):
@@ -194,16 +197,32 @@ def python_module(name: str, *arguments: str) -> tuple[str, ...]:
 def free_ports(count: int) -> list[int]:
     """Ports of the loopback address that nobody listens on now, all different, and from the last `_REMEMBERED` too.
 
-    They are below the range that the kernel takes ports of outgoing connections from: one of that range may be gone,
-    or be given out again, before the process that it is meant for listens on it.
+    No other process of this user's that asks here gets one of them while this one lives. They are below the range that
+    the kernel takes ports of outgoing connections from: one of that range may be gone, or be given out again, before the
+    process that it is meant for listens on it.
     """
     found: list[int] = []
     while len(found) < count:
         port = _chance.randrange(_FIRST_PORT, _first_ephemeral_port())
-        if port not in _given_out and _is_free(port):
+        if port not in _given_out and _reserve(port) and _is_free(port):
             _given_out.append(port)
             found.append(port)
     return found
+
+
+@functools.cache
+def _reservations() -> int:
+    """The file whose bytes are locked. It stays open: to close any descriptor of it would give up every lock."""
+    return os.open(_RESERVATIONS, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _reserve(port: int) -> bool:
+    """Reserve the port for this process: a lock on its byte, which ends with the process however it ends."""
+    try:
+        fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_free(port: int) -> bool:
