@@ -21,16 +21,17 @@ STARTS_REAL_PARTS = {"stack", "envoy", "redis", "browser", "lab"}  # fixtures
 LONGEST_FIRST = ("lab", "stack")  # rooms; a worker that began one of them last would be waited for
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads its mark
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what starts real parts, and what one of several workers runs alone (`pytest -n`): a file, or all of the lab.
 
     The lab's servers take gigabytes and both cores: two of its files at once would each be slower than in turn.
     """
-    for item in items:
-        if STARTS_REAL_PARTS.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.stack)
-        item.add_marker(pytest.mark.xdist_group("lab" if _room(item) == "lab" else item.nodeid.partition("::")[0]))
+    if STARTS_REAL_PARTS.intersection(getattr(item, "fixturenames", ())):
+        item.add_marker(pytest.mark.stack)
+    item.add_marker(pytest.mark.xdist_group("lab" if _room(item) == "lab" else item.nodeid.partition("::")[0]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _room(item) not in LONGEST_FIRST)
 
 
