@@ -59,7 +59,7 @@ ifdef ROOM
 else
 	@$(MAKE) --no-print-directory lint
 	@.ci/install-system-parts
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest -n $(WORKERS) --no-loadscope-reorder
 endif
 
 test-h2spec: $(INSTALLED) ## h2spec's cases for HTTP/2 and HPACK against the edge; builds h2spec where Go is.

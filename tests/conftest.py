@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.redis.server import RedisServer
 
@@ -18,21 +20,25 @@ settings.register_profile("explore", deadline=None, max_examples=2_000, suppress
 settings.load_profile("any machine")
 
 STARTS_REAL_PARTS = {"stack", "envoy", "redis", "browser", "lab"}  # fixtures
-LONGEST_FIRST = ("lab", "stack")  # rooms; a worker that began one of them last would be waited for
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what starts real parts, and what one of several workers runs alone (`pytest -n`): a file, or all of the lab.
-
-    The lab's servers take gigabytes and both cores: two of its files at once would each be slower than in turn.
-    """
-    if STARTS_REAL_PARTS.intersection(getattr(item, "fixturenames", ())):
-        item.add_marker(pytest.mark.stack)
-    item.add_marker(pytest.mark.xdist_group("lab" if _room(item) == "lab" else item.nodeid.partition("::")[0]))
+LONGEST_FIRST = ("lab", "stack")  # rooms: of several workers, one that began them last would be waited for
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if STARTS_REAL_PARTS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.stack)
     items.sort(key=lambda item: _room(item) not in LONGEST_FIRST)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    return ByFile(config, log)
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
+    """One worker runs a whole file, and one all of the lab's: its servers take gigabytes and both cores."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "lab" if nodeid.startswith("tests/lab/") else super()._split_scope(nodeid)
 
 
 def _room(item: pytest.Item) -> str:
