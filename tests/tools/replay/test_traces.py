@@ -122,7 +122,7 @@ def test_a_row_that_cannot_be_is_named_by_its_line(tmp_path: Path, rows: list[An
         ("trace.jsonl", b"", "no request in it"),
         ("trace.jsonl", b"\xff\xfe{}", "not UTF-8"),
         ("trace.jsonl.gz", b"nothing packed", "cannot be read"),
-        ("trace.jsonl.gz", gzip.compress(b"{}" * 5000)[:40], "damaged"),
+        ("trace.jsonl.gz", gzip.compress(b"{}" * 5000, mtime=0)[:40], "damaged"),
         ("trace.csv", b"at_s,prompt_tokens,output_tokens\n1,2\n", r":2: not as many fields"),
     ],
 )
