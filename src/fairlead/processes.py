@@ -198,8 +198,8 @@ def free_ports(count: int) -> list[int]:
     """Ports of the loopback address that nobody listens on now, all different, and from the last `_REMEMBERED` too.
 
     No other process of this user's that asks here gets one of them while this one lives. They are below the range that
-    the kernel takes ports of outgoing connections from: one of that range may be gone, or be given out again, before the
-    process that it is meant for listens on it.
+    the kernel takes ports of outgoing connections from: one of that range may be gone, or be given out again, before
+    the process that it is meant for listens on it.
     """
     found: list[int] = []
     while len(found) < count:

@@ -54,6 +54,7 @@ class Result(msgspec.Struct, frozen=True):
     p99_us: float
     errors: int
     first_error: str
+    cpu_s: float  # that the generator itself took
 
 
 class Connection(asyncio.Protocol):
@@ -119,7 +120,7 @@ class Load:
         self._finished = asyncio.Event()
 
     async def run(self) -> Result:
-        loop = asyncio.get_running_loop()
+        loop, before_s = asyncio.get_running_loop(), time.process_time()
         host, _, port = self._plan.address.rpartition(":")
         connections = []
         for _ in range(self._plan.connections):
@@ -147,6 +148,7 @@ class Load:
             p99_us=quantile(latencies_us, 0.99) if latencies_us else 0.0,
             errors=self._errors,
             first_error=self._first_error,
+            cpu_s=time.process_time() - before_s,
         )
 
     def fault(self, answer: bytes, head_end: int, whole: int) -> str:
