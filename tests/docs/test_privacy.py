@@ -15,10 +15,12 @@ from fairlead.core.policy import Outcome
 from fairlead.decision_log.columns import COLUMNS, Anonymous
 from fairlead.extproc.recorder import KEPT_DECISIONS
 from fairlead.redis import drains, moves, sessions
+from fairlead.tracing.context import TraceContext
 from fairlead.tracing.spans import spans
 from tests.decision_log.world import MODELS, Pool
 from tests.extproc.world import Conversation, chat, request_body, request_headers, response_headers, response_trailers
 
+OWN: Final = TraceContext(bytes(16), bytes(8), sampled=True)
 PAGE: Final = (Path(__file__).parents[2] / "docs/privacy.md").read_text(encoding="utf-8")
 
 
@@ -67,7 +69,8 @@ def labels_in(module: Path) -> set[str]:
 def test_each_attribute_of_a_span_is_named() -> None:
     named = names_after("Attributes of spans that are of a client: ") | names_after("Of the decision and of engines: ")
     outcome = Outcome(500, 1000.0, 50.0, prompt_tokens=9, cached_tokens=1, completion_tokens=2)
-    keys = {attribute.key for span in spans(Pool().ended(outcome=outcome), None, 0.0) for attribute in span.attributes}
+    made = spans(Pool().ended(outcome=outcome), OWN, b"", 0.0)
+    keys = {attribute.key for span in made for attribute in span.attributes}
     assert {re.sub(r"^fairlead\.cost\..*", "fairlead.cost.*", key) for key in keys} - named == set()
 
 
@@ -80,7 +83,7 @@ def test_each_kind_of_key_in_redis_is_named() -> None:
 def test_a_row_and_a_trace_hold_no_session_id_and_the_row_no_request_id_either() -> None:
     ended = Pool().ended(session="alice@example.org", request_id=b"bob@example.org")
     row = str(Anonymous().row(ended, 1000.0, MODELS))
-    traced = str(spans(ended, None, 0.0))
+    traced = str(spans(ended, OWN, b"", 0.0))
     assert "alice" not in row + traced
     assert ("bob" in row, "bob" in traced) == (False, True)
 

@@ -24,6 +24,7 @@ from fairlead.cascade.counts import CascadeCounts, Reason
 from fairlead.cascade.judge import Judge, JudgeError, answer_text, read_at_most
 from fairlead.cascade.route import Entry
 from fairlead.cascade.samples import SampleFile, Samples
+from fairlead.core.trace import Part, Trace
 
 MODEL: Final = names.MODEL.decode()
 ENDPOINT: Final = names.ENDPOINT.decode()
@@ -49,8 +50,9 @@ class Settled(msgspec.Struct, frozen=True):
 class _Course:
     """One request's course through the cascade: its answers, their scores, and the accepted one."""
 
-    def __init__(self, entry: Entry, first: Answer) -> None:
+    def __init__(self, entry: Entry, first: Answer, trace: Trace | None) -> None:
         self.entry = entry
+        self.trace = trace
         self.stage = entry.stage
         self.answers: list[tuple[int, Answer]] = [(entry.stage, first)]
         self.scores: list[float] = []
@@ -103,7 +105,13 @@ class Escalation:
         await self.session.close()
 
     async def settle(
-        self, entry: Entry, headers: Mapping[bytes, bytes], request_id: bytes, first: bytes, started_s: float
+        self,
+        entry: Entry,
+        headers: Mapping[bytes, bytes],
+        request_id: bytes,
+        first: bytes,
+        started_s: float,
+        trace: Trace | None = None,
     ) -> Settled:
         """Judge `first`, the first model's answer, and escalate as needed. Raises nothing but cancellation."""
         route, counts, held_s = entry.route, self.counts, self._clock_s()
@@ -111,14 +119,15 @@ class Escalation:
         if answer is None:
             counts.passed_for(route.name, "unreadable")
             return Settled(None, False, "", "", "", entry.stage + 1, (), 0.0)
-        course = _Course(entry, answer)
+        course = _Course(entry, answer, trace)
+        inner = self._inner_headers(headers, request_id, trace)
         if counts.held >= _MOST_HELD:
             counts.passed_for(route.name, "busy")
         else:
             counts.held += 1
             try:
                 async with asyncio.timeout(max(0.0, route.deadline_s - (held_s - started_s))):
-                    reason = await self._climb(course, self._inner_headers(headers, request_id))
+                    reason = await self._climb(course, inner)
             except TimeoutError:
                 reason = "deadline"
             finally:
@@ -128,7 +137,7 @@ class Escalation:
         added_s = self._clock_s() - held_s
         counts.accept(route.name, route.models[course.best()[0]], added_s)
         if route.sampled_share and self._rng.random() < route.sampled_share:
-            self._sample(course, self._inner_headers(headers, request_id))
+            self._sample(course, inner)
         return _settled(course, added_s * 1000)
 
     async def _climb(self, course: _Course, headers: Mapping[str, str]) -> Reason | None:
@@ -144,10 +153,13 @@ class Escalation:
                 return None
             if answer.has_tool_calls and not route.judge_tool_calls:
                 return "tool_calls"
+            began_s = self._clock_s()
             try:
                 score = await self._score(course.entry, answer)
             except JudgeError:
+                self._note(course, "fairlead.judge", began_s, route.models[stage], error="judge")
                 return "judge"
+            self._note(course, "fairlead.judge", began_s, route.models[stage], score=score)
             course.scores.append(score)
             self.counts.scored(route.models[stage], score)
             if score >= route.thresholds[stage]:
@@ -156,10 +168,20 @@ class Escalation:
             used_tokens = sum(each.tokens for _, each in course.answers)
             if route.most_tokens is not None and used_tokens >= route.most_tokens:
                 return "tokens"
+            began_s = self._clock_s()
             following = await self._ask_from(stage + 1, course.entry, headers)
             if following is None:
+                self._note(course, "fairlead.stage", began_s, route.models[-1], error="stages_down")
                 return "stages_down"
+            self._note(course, "fairlead.stage", began_s, route.models[following[0]])
             course.answers.append(following)
+
+    def _note(
+        self, course: _Course, name: str, began_s: float, model: str, score: float | None = None, error: str = ""
+    ) -> None:
+        if course.trace is not None:
+            shown = {"gen_ai.response.model": model, "gen_ai.evaluation.score.value": score}
+            course.trace.add(Part(name, began_s, self._clock_s(), shown, error))
 
     async def _score(self, entry: Entry, answer: Answer) -> float:
         """Raises JudgeError."""
@@ -221,13 +243,15 @@ class Escalation:
         except (aiohttp.ClientError, OSError, ValueError):  # ValueError: a client's header that cannot be forwarded
             return None
 
-    def _inner_headers(self, headers: Mapping[bytes, bytes], request_id: bytes) -> dict[str, str]:
+    def _inner_headers(self, headers: Mapping[bytes, bytes], request_id: bytes, trace: Trace | None) -> dict[str, str]:
         """Headers of the request to a larger model. Its session id differs, because it is bound to another engine."""
         inner = {"content-type": "application/json", names.INNER.decode(): self.secret.decode()}
         for name in (*PASSED_ON, *self.passed_on, *self._session_headers):
             value = headers.get(name.encode())
             if value:
                 inner[name] = value.decode("latin-1")
+        if trace is not None and trace.traceparent:
+            inner["traceparent"] = trace.traceparent  # below the client's request in its trace
         return inner | {names.REQUEST_ID.decode(): request_id.decode("latin-1")}
 
 

@@ -15,6 +15,7 @@ from fairlead.core.facts import RequestFacts
 from fairlead.core.in_flight import InFlight
 from fairlead.core.policy import Refusal
 from fairlead.core.router import Router
+from fairlead.core.trace import Trace
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
 from fairlead.extproc.body import whole
@@ -33,6 +34,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     request_id: bytes
     body: bytes
     started_s: float
+    trace: Trace | None = None
 
 
 class Admitted(NamedTuple):
@@ -114,7 +116,9 @@ class RequestCascades:
 
     async def settle(self, held: Held) -> bytes:
         """The reply that ends the wait. Only cancellation is raised."""
-        settled = await self.escalation.settle(held.entry, held.headers, held.request_id, held.body, held.started_s)
+        settled = await self.escalation.settle(
+            held.entry, held.headers, held.request_id, held.body, held.started_s, held.trace
+        )
         return replies.settled_body(_headers(settled), settled.body)
 
 

@@ -20,6 +20,7 @@ from fairlead.api.refusals import HttpAnswer
 from fairlead.core.in_flight import ABORTED_CODE, CLIENT_ERROR, InFlight
 from fairlead.core.observation import Observation
 from fairlead.core.policy import Ended
+from fairlead.core.trace import Trace
 from fairlead.edge.grpc.reading import Part
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
@@ -46,6 +47,7 @@ class Exchange:
     is_test = False  # the subset is that of a conformance test, and stays
     request_id = b""
     traceparent = b""  # of the call by which the gateway asks: it counts where the request has none itself
+    trace: Trace | None = None  # where its parts are noted; None: nothing is traced
     request_duplex = False
     response_duplex = False
     in_flight: InFlight | None = None
@@ -120,7 +122,7 @@ class Exchange:
             self.waited_ms,
         )
         services.recorder.ended(self.route, ended)
-        services.tracer.ended(ended, self.headers.get(names.TRACEPARENT) or self.traceparent)
+        services.tracer.ended(ended, self.headers.get(names.TRACEPARENT) or self.traceparent, self.trace)
         if self.pick is not None:
             services.log.add(ended)
 

@@ -24,6 +24,7 @@ from fairlead.core.facts import RequestFacts, make_facts, unread_facts
 from fairlead.core.in_flight import InFlight
 from fairlead.core.policy import Refusal
 from fairlead.core.pool import ANY_MODEL
+from fairlead.core.trace import Part
 from fairlead.extproc.body import Body, LongBody, spliced_body, whole
 from fairlead.extproc.cascade import Admitted
 from fairlead.extproc.reading import INLINE_BYTES, Question, Read, read_whole
@@ -146,7 +147,12 @@ def _asked(services: Services, request: HttpRequest, read: Read) -> Asked | None
     if not services.reuse.has_rules or read.measured is not None or has_adapter:
         return Asked(name, route, prompt, spans, written=written)
     session_id, tenant = _session_id(services, request) or b"", request.headers.get(services.tenant_header, b"")
+    began_s = services.clock_s()
     shaped = services.reuse.shape(route, request.path, request.headers, whole(request.body), prompt, session_id, tenant)
+    if shaped is not None and request.trace is not None:
+        request.trace.add(
+            Part("fairlead.reuse", began_s, services.clock_s(), {"fairlead.forms": len(shaped.plan.forms)})
+        )
     return Asked(name, route, prompt if shaped is None else shaped.prompt, spans, shaped, written)
 
 
@@ -231,7 +237,9 @@ def _sent(services: Services, prepared: Prepared, admitted: Admitted, started_s:
     changed = None if sent is request.body else sent
     if (copy := in_flight.claim_copy()) is not None:
         body = request.body if changed is None else changed
-        services.mover.offer(copy, facts, request.path, whole(body) if len(body) <= MOST_BODY_BYTES else None)
+        services.mover.offer(
+            copy, facts, request.path, whole(body) if len(body) <= MOST_BODY_BYTES else None, request.trace
+        )
     unsent, renamed_from = facts if waits else None, written if renamed else ""
     return Pick(in_flight, asked.route or decision.model, changed, saved, entry, renamed_from, unsent)
 

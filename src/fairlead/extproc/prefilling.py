@@ -5,6 +5,8 @@ A prefill that fails, or is late, costs the request that time: its own endpoint 
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -17,6 +19,7 @@ from fairlead.api.spans import object_spans
 from fairlead.cascade.escalation import PASSED_ON
 from fairlead.core.endpoint import BY_ROOM
 from fairlead.core.hop import Hop
+from fairlead.core.trace import Part
 from fairlead.engines.alongside import MOST_S
 from fairlead.engines.remote_prefill import Header, NotPrefilledError
 from fairlead.extproc.body import Body, whole
@@ -46,13 +49,18 @@ async def prefilled(exchange: Exchange, picked: Pick, body: Body, *, end_of_stre
     if hop.connector == BY_ROOM:
         return _with_both(exchange, picked, hop, body, end_of_stream=end_of_stream)
     changed: bytes | None = None
+    began_s, error_type = services.clock_s(), ""
     try:
         changed = await _with_its_place(exchange, hop, sent)
     except NotPrefilledError as error:
+        error_type = error.reason
         in_flight.prefill_failed(services.clock_s(), blames=error.blames)
     except Exception:  # an internal error; the body was read, so that it may be passed on is known
+        error_type = "fault"
         exchange.report_fault()
         in_flight.prefill_failed(services.clock_s(), blames=False)
+    if exchange.trace is not None:
+        exchange.trace.add(_part(hop.address, began_s, services.clock_s(), error_type))
     if exchange.request_phase != "reading":
         return ()
     now_s = services.clock_s()
@@ -80,7 +88,19 @@ def _with_both(exchange: Exchange, picked: Pick, hop: Hop, body: Body, *, end_of
     in_flight.prefilled_elsewhere(now_s, ended=False)
     in_flight.sent(facts, now_s)
     exchange.prefill = services.prefills.begin(asked, in_flight, services.clock_s)
+    if exchange.trace is not None:
+        exchange.prefill.add_done_callback(partial(_traced, exchange, hop.address, now_s))
     return routed(exchange, msgspec.structs.replace(picked, body=asked.body), body, end_of_stream=end_of_stream)
+
+
+def _traced(exchange: Exchange, address: str, began_s: float, prefill: asyncio.Task[None]) -> None:
+    assert exchange.trace is not None
+    error = "cancelled" if prefill.cancelled() else ""
+    exchange.trace.add(_part(address, began_s, exchange.services.clock_s(), error))
+
+
+def _part(address: str, began_s: float, now_s: float, error: str) -> Part:
+    return Part("fairlead.prefill", began_s, now_s, {"server.address": address}, error)
 
 
 async def _with_its_place(exchange: Exchange, hop: Hop, sent: bytes) -> bytes:

@@ -8,6 +8,7 @@ import msgspec
 
 from fairlead.api.prompt import Prompt
 from fairlead.api.spans import Span
+from fairlead.core.trace import Trace
 from fairlead.extproc.body import Body
 from fairlead.extproc.headers import Headers
 from fairlead.extproc.reuse import Shaped
@@ -22,6 +23,7 @@ class HttpRequest(msgspec.Struct, frozen=True, gc=False):
     body: Body
     subset: Collection[str] | None = None  # of endpoints; None: all
     can_hold: bool = True  # the gateway can hold the answer back for a judge
+    trace: Trace | None = None
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):

@@ -139,6 +139,7 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
     if message is not None:
         _read_subset(exchange, message)
     body = body_of(exchange.body, INLINE_BYTES)
+    exchange.trace = services.tracer.begin()
     request = HttpRequest(
         exchange.path,
         exchange.headers,
@@ -146,6 +147,7 @@ def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_strea
         body,
         exchange.subset,
         can_hold=not exchange.request_duplex,
+        trace=exchange.trace,
     )
     read = read_inline(request)
     if read is None and services.reader is not None:

@@ -175,7 +175,7 @@ def _judge(exchange: Exchange, body: bytes) -> Replies:
     assert picked.entry is not None
     exchange.response_phase = "judged"
     exchange.end()
-    held = Held(picked.entry, exchange.headers, exchange.request_id, body, exchange.started_s)
+    held = Held(picked.entry, exchange.headers, exchange.request_id, body, exchange.started_s, exchange.trace)
     exchange.held = _judged(exchange, held)
     return (wait_for(held),)
 

@@ -21,6 +21,7 @@ from fairlead.core.facts import RequestFacts
 from fairlead.core.histogram import Histogram
 from fairlead.core.moves import Move
 from fairlead.core.router import Router
+from fairlead.core.trace import Part, Trace, Value
 from fairlead.engines.kv_transfer import (
     Connector,
     Copied,
@@ -85,7 +86,7 @@ class Mover:
         self._router = router
         self._clock_s = clock_s
         self._is_decided = is_decided
-        self._copies: dict[asyncio.Task[None], tuple[Move, float]] = {}  # with when it began
+        self._copies: dict[asyncio.Task[str], tuple[Move, float]] = {}  # with when it began
 
     @property
     def under_way(self) -> int:
@@ -96,7 +97,9 @@ class Mover:
         now_s = self._clock_s()
         return [CopyUnderWay(m.source, m.target, m.tokens, now_s - since_s) for m, since_s in self._copies.values()]
 
-    def offer(self, move: Move, request: RequestFacts, path: str, body: bytes | None) -> None:
+    def offer(
+        self, move: Move, request: RequestFacts, path: str, body: bytes | None, trace: Trace | None = None
+    ) -> None:
         """Begin the copy for `move`, which `request` caused. Never waits and never raises.
 
         `body` may be None where it is longer than MOST_BODY_BYTES, which is too long to keep.
@@ -105,7 +108,10 @@ class Mover:
             self._drop(move, "too_large")
             return
         copy = asyncio.create_task(self._copy(move, request, path, body), name=f"copy {move.source} {move.target}")
-        self._copies[copy] = move, self._clock_s()
+        began_s = self._clock_s()
+        self._copies[copy] = move, began_s
+        if trace is not None:
+            copy.add_done_callback(lambda done: trace.add(_part(move, done, began_s, self._clock_s())))
         copy.add_done_callback(lambda done: self._copies.pop(done, None))
 
     async def stop(self) -> None:
@@ -115,7 +121,8 @@ class Mover:
         if self._copies:
             await asyncio.wait(self._copies)
 
-    async def _copy(self, move: Move, request: RequestFacts, path: str, body: bytes) -> None:
+    async def _copy(self, move: Move, request: RequestFacts, path: str, body: bytes) -> str:
+        """Why the session stays; empty where it moved."""
         try:
             source = self._router.pool.by_address.get(move.source)
             if source is None:
@@ -127,17 +134,21 @@ class Mover:
             await self._copy_and_flip(move, request, source, ids, salt)
         except NotMovedError as error:
             self._drop(move, error.reason)
+            return error.reason
         except TransferError as error:
             if error.is_the_prompts:
                 self._drop(move, f"{error.stage}_{error.reason}")
             else:
                 self._fail(move, error.stage, error.reason)
+            return f"{error.stage}_{error.reason}"
         except asyncio.CancelledError:
             self._drop(move, "stopped")
             raise
         except Exception:  # a bug of ours: counted and logged, and the session stays
             self._fail(move, "confirm", "fault")
             log.exception("a copy failed because of an internal error", source=move.source, target=move.target)
+            return "fault"
+        return ""
 
     async def _copy_and_flip(
         self, move: Move, request: RequestFacts, source: Endpoint, all_ids: list[int], salt: str
@@ -193,3 +204,13 @@ class Mover:
         self.counts.bytes += reported if reported is not None else tokens * self.kv_bytes_per_token.get(model, 0)
         for stage, seconds in copied.seconds.items():
             self.counts.seconds.setdefault(stage, Histogram(LEG_SECONDS)).observe(seconds)
+
+
+def _part(move: Move, copy: asyncio.Task[str], began_s: float, now_s: float) -> Part:
+    error = "stopped" if copy.cancelled() else copy.result()
+    shown: dict[str, Value | None] = {
+        "fairlead.source": move.source,
+        "fairlead.target": move.target,
+        "fairlead.cached_tokens": move.tokens,
+    }
+    return Part("fairlead.migration", began_s, now_s, shown, error)

@@ -16,6 +16,10 @@ class TraceContext(NamedTuple):
     span_id: bytes  # 8 bytes: the parent of what we add
     sampled: bool
 
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id.hex()}-{self.span_id.hex()}-{_SAMPLED if self.sampled else 0:02x}"
+
 
 def read_traceparent(value: bytes) -> TraceContext | None:
     """None where there is none, or one that the standard says to ignore."""

@@ -1,9 +1,9 @@
-"""The spans of one request: the whole of it, the decision with the terms of its cost, and what the engine took."""
+"""The spans of one request: the whole of it, the decision with the terms of its cost, the engine, and its parts."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -11,21 +11,22 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from fairlead.core.moves import describe_move
 from fairlead.core.policy import Ended
+from fairlead.core.trace import Part, Value
 from fairlead.tracing.context import TraceContext
 
 _SHOWN_BYTES: Final = 64
 _FAILED_CODE: Final = 500
-Value = str | int | float
 
 
-def spans(ended: Ended, parent: TraceContext | None, unix_s: float) -> list[Span]:
-    """`unix_s` is the Unix time at which the router's clock was 0. Follows the GenAI conventions where they have names.
+def spans(ended: Ended, own: TraceContext, parent_id: bytes, unix_s: float, parts: Sequence[Part] = ()) -> list[Span]:
+    """`own` names the span of the whole; `unix_s` is the Unix time at which the router's clock was 0.
 
-    Source: github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai.
+    Follows the GenAI conventions where they have names. Source: github.com/open-telemetry/semantic-conventions-genai,
+    docs/gen-ai.
     """
-    decision, outcome = ended.decision, ended.outcome
-    trace_id = os.urandom(16) if parent is None else parent.trace_id
-    whole = _span("fairlead.request", trace_id, b"" if parent is None else parent.span_id, _request(ended))
+    decision, outcome, trace_id = ended.decision, ended.outcome, own.trace_id
+    whole = _span("fairlead.request", trace_id, parent_id, _request(ended))
+    whole.span_id = own.span_id
     decide = _span("fairlead.decide", trace_id, whole.span_id, _decision(ended))
     engine = _span("fairlead.engine", trace_id, whole.span_id, {"server.address": ended.address})
     begin_ns, decided_ns, end_ns = (_ns(unix_s + at_s) for at_s in (ended.begun_s, decision.decided_s, ended.ended_s))
@@ -38,7 +39,20 @@ def spans(ended: Ended, parent: TraceContext | None, unix_s: float) -> list[Span
         for span in (whole, engine):
             span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR))
             span.attributes.append(_attribute("error.type", str(outcome.code)))
-    return [whole, decide, engine]
+    made = [whole, decide, engine, *(part_span(part, own, unix_s) for part in parts)]
+    if ended.waited_ms:
+        wait = Part("fairlead.wait", decision.decided_s - ended.waited_ms / 1e3, decision.decided_s)
+        made.append(part_span(wait, own._replace(span_id=decide.span_id), unix_s))
+    return made
+
+
+def part_span(part: Part, parent: TraceContext, unix_s: float) -> Span:
+    span = _span(part.name, parent.trace_id, parent.span_id, part.attributes)
+    span.start_time_unix_nano, span.end_time_unix_nano = _ns(unix_s + part.began_s), _ns(unix_s + part.ended_s)
+    if part.error:
+        span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR))
+        span.attributes.append(_attribute("error.type", part.error))
+    return span
 
 
 def _request(ended: Ended) -> Mapping[str, Value | None]:

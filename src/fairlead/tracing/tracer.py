@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import aiohttp
 import structlog
 
 from fairlead import __version__
 from fairlead.core.policy import Ended
+from fairlead.core.trace import Part, Trace
 from fairlead.tracing.context import TraceContext, read_traceparent
 from fairlead.tracing.exemplars import Exemplars, Traced
 
@@ -35,8 +38,17 @@ Outcomes = Literal["sent", "dropped", "failed"]
 log = structlog.get_logger("fairlead")
 
 
+class _Request(NamedTuple):
+    """One that has ended, or a part of one that came later."""
+
+    what: Ended | Part
+    own: TraceContext  # of the span that is made of an `Ended`, or that a part's is below
+    parent_id: bytes = b""
+    trace: Trace | None = None
+
+
 class Tracer:
-    """`start`, then `ended` on the request path, then `stop`."""
+    """`start`, then `begin` and `ended` on the request path, then `stop`."""
 
     is_on: Final = True
 
@@ -45,22 +57,38 @@ class Tracer:
         self._url = url
         self._sample = sample
         self._clock_s = clock_s
-        self._waiting: deque[tuple[Ended, TraceContext | None]] = deque()
+        self._waiting: deque[_Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._is_failing = False
         self._is_ending = asyncio.Event()
         self.counts: Counter[Outcomes] = Counter({"sent": 0, "dropped": 0, "failed": 0})
         self.exemplars = Exemplars()
 
-    def ended(self, ended: Ended, traceparent: bytes) -> None:
+    def begin(self) -> Trace | None:
+        """What a request that comes now is to note its parts in."""
+        return Trace()
+
+    def ended(self, ended: Ended, traceparent: bytes, trace: Trace | None = None) -> None:
         """A request has ended. One that belongs to a trace, by its `traceparent`, is sampled as that trace is."""
         parent = read_traceparent(traceparent) if traceparent else None
         if not (random.random() < self._sample if parent is None else parent.sampled):
+            if trace is not None:
+                trace.ended(_forget)
             return
+        trace_id, parent_id = (os.urandom(16), b"") if parent is None else (parent.trace_id, parent.span_id)
+        own = TraceContext(trace_id, os.urandom(8), sampled=True)
+        if trace is not None:
+            trace.ended(partial(self._came_later, own), own.traceparent)
+        self._keep(_Request(ended, own, parent_id, trace))
+
+    def _came_later(self, own: TraceContext, part: Part) -> None:
+        self._keep(_Request(part, own))
+
+    def _keep(self, request: _Request) -> None:
         if len(self._waiting) >= MOST_WAITING:
             self.counts["dropped"] += 1
             return
-        self._waiting.append((ended, parent))
+        self._waiting.append(request)
 
     def start(self) -> None:
         """Begin to send, on the running event loop."""
@@ -87,7 +115,7 @@ class Tracer:
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
         from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 
-        from fairlead.tracing.spans import spans
+        from fairlead.tracing.spans import part_span, spans
 
         message, count = ExportTraceServiceRequest(), 0
         resource = message.resource_spans.add()
@@ -96,11 +124,13 @@ class Tracer:
         scope = resource.scope_spans.add(scope=InstrumentationScope(name="fairlead", version=__version__))
         unix_s = time.time() - self._clock_s()
         while self._waiting and count < _SENT_AT_ONCE:
-            ended, parent = self._waiting.popleft()
-            made = spans(ended, parent, unix_s)
-            traced = Traced(made[0].trace_id.hex(), ended.ended_s - ended.begun_s, unix_s + ended.ended_s)
-            self.exemplars.keep(ended.decision.model, traced)
-            scope.spans.extend(made)
+            what, own, parent_id, trace = self._waiting.popleft()
+            if isinstance(what, Part):
+                scope.spans.append(part_span(what, own, unix_s))
+            else:
+                traced = Traced(own.trace_id.hex(), what.ended_s - what.begun_s, unix_s + what.ended_s)
+                self.exemplars.keep(what.decision.model, traced)
+                scope.spans.extend(spans(what, own, parent_id, unix_s, () if trace is None else trace.parts))
             count += 1
             if count % _MADE_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -120,6 +150,10 @@ class Tracer:
             return str(error) or type(error).__name__
 
 
+def _forget(_: Part) -> None:
+    """Of a request that is not sampled."""
+
+
 class NoTracer:
     """Nothing is traced."""
 
@@ -128,7 +162,11 @@ class NoTracer:
     counts: Mapping[Outcomes, int] = MappingProxyType({})
     exemplars: Final = Exemplars()  # none
 
-    def ended(self, ended: Ended, traceparent: bytes) -> None:
+    def begin(self) -> Trace | None:
+        """Nothing is noted."""
+        return None
+
+    def ended(self, ended: Ended, traceparent: bytes, trace: Trace | None = None) -> None:
         """Nothing is kept."""
 
     def start(self) -> None:
