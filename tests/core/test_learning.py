@@ -119,6 +119,16 @@ def test_others_prompts_are_not_taken_for_the_models_own_decoding(pool: Pool) ->
     assert pool.endpoints[0].speed.decode_ms_per_token == pytest.approx(10.0, rel=0.1)
 
 
+def test_tokens_that_came_together_with_the_first_took_their_time_before_it(pool: Pool) -> None:
+    """Somebody waited for a core: 60 of 100 tokens came at once, and some answers whole."""
+    bundled = seen(first_tokens=60, first_token_ms=210.0 + 590.0, decode_ms=400.0)
+    whole = seen(first_tokens=100, first_token_ms=210.0 + 990.0, decode_ms=0.1)
+    long = seen(first_tokens=100, first_token_ms=410.0 + 990.0, decode_ms=0.1, prompt_tokens=2000)
+    learn(pool, *[bundled, whole, long] * 10)
+    assert pool.endpoints[0].speed.decode_ms_per_token == pytest.approx(10.0, rel=0.1)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.1)
+
+
 def test_cached_tokens_cost_no_prefill_and_the_queue_does(pool: Pool) -> None:
     learn(pool, *[seen(cached_tokens=600, queued_tokens=1600)] * LEAST_SAMPLES)
     assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.1)

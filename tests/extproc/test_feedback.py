@@ -8,6 +8,7 @@ import pytest
 
 from fairlead.api.prompt import Malformed
 from fairlead.core.endpoint import Endpoint
+from fairlead.core.observation import Observation
 from fairlead.core.policy import Decision, Outcome
 from fairlead.core.reported import EngineIdentity, EngineReport
 from fairlead.extproc.pb import ext_proc_pb2 as pb
@@ -79,6 +80,40 @@ def test_of_an_observed_answer_it_hears_the_first_token_and_the_usage() -> None:
     clock.now_s = 1.0
     talk.say(response_body(b'data: {"choices":[],"usage":' + USAGE + b"}\n\ndata: [DONE]\n\n", end=True))
     assert [outcome for _, outcome in heard.outcomes] == [Outcome(200, 1000.0, 250.0, 9, 4, 2)]
+
+
+def test_what_a_stream_says_before_the_engine_has_computed_anything_is_no_first_token() -> None:
+    """As vLLM does with the Responses API."""
+    talk, heard, clock = conversation(messages_per_second=100.0)
+    talk.say(request_headers(), request_body(chat()), event_stream())
+    clock.now_s = 0.01
+    talk.say(response_body(b'event: response.created\ndata: {"type":"response.created"}\n\n'))
+    clock.now_s = 0.25
+    talk.say(response_body(b'event: response.output_text.delta\ndata: {"delta":"a"}\n\n'))
+    clock.now_s = 1.0
+    talk.say(response_body(b'event: response.completed\ndata: {"response":{"usage":' + USAGE + b"}}\n\n", end=True))
+    assert [outcome.first_token_ms for _, outcome in heard.outcomes] == [250.0]
+
+
+@pytest.mark.parametrize("parts", [[16], [4, 12], [1] * 16], ids=["in one part", "in two", "one by one"])
+def test_tokens_that_come_together_with_the_first_are_counted_with_it(
+    parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk, _, clock = conversation(messages_per_second=100.0)
+    seen: list[Observation] = []
+    monkeypatch.setattr(talk.services.learner, "observe", lambda each, _: seen.append(each))
+    talk.say(request_headers(), request_body(chat()), event_stream())
+    clock.now_s = 0.5
+    for events in parts:
+        talk.say(response_body(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n' * events))
+    clock.now_s = 1.0
+    for _ in range(16):
+        talk.say(response_body(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'))
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens": 9, "completion_tokens": 32}}\n\n'
+    talk.say(response_body(usage, end=True))
+    (answer,) = seen
+    assert answer.first_token_ms == 500.0
+    assert answer.first_tokens == pytest.approx(16, abs=1)
 
 
 def test_a_client_that_leaves_before_the_answer_is_heard_of_as_499() -> None:

@@ -267,8 +267,11 @@ class InFlight:
         """Its prompt is computed, though its first token was not seen."""
         self._ticket.prefilled()
 
-    def observation(self, usage: Usage, now_s: float, *, streamed: bool) -> Observation:
-        """What an answer that was observed in full shows, at its end and before `ended`."""
+    def observation(self, usage: Usage, now_s: float, *, streamed: bool, first_tokens: int = 1) -> Observation:
+        """What an answer that was observed in full shows, at its end and before `ended`.
+
+        `first_tokens` came together with the first.
+        """
         first_token_s = self._first_token_s if streamed else None
         since = self._prefilled_tokens + (0 if streamed else self._ticket.own_prefilled())
         # Else a failed try, or the way of its KV, is in what it took.
@@ -284,6 +287,7 @@ class InFlight:
             queued_tokens=decision.queued_tokens,
             rtt_ms=decision.rtt_ms,
             first_token_ms=None if first_token_s is None else (first_token_s - self.sent_s) * 1e3,
+            first_tokens=first_tokens,
             direct=direct,
             adapter=decision.adapter if direct else None,
             decode_ms=None if first_token_s is None else (now_s - first_token_s) * 1e3,

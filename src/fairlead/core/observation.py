@@ -29,6 +29,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     queued_tokens: int  # waiting at the endpoint when the request was sent there
     rtt_ms: float
     first_token_ms: float | None = None  # from the pick
+    first_tokens: int = 1  # that came together with the first: parts are bundled where somebody waits for a core
     decode_ms: float | None = None  # from the first token to the end
     concurrent_requests: float = 0.0  # others that decoded at the engine while it did, on average
     prefilled_tokens: int = 0  # of others' prompts there meanwhile
@@ -49,8 +50,8 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 
 def works_of(seen: Observation, *, reports_cache: bool) -> Iterable[Work]:
     """The timed parts of an answer. `reports_cache`: its engine reports cached tokens where there are any."""
-    steps = max(0, (seen.completion_tokens or 0) - 1)
     if seen.first_token_ms is not None:
+        steps = max(0, (seen.completion_tokens or 0) - seen.first_tokens)
         yield from _until_first_token(seen, reports_cache=reports_cache)
         if seen.decode_ms and steps >= LEAST_DECODE_TOKENS and seen.decode_ms < _ENGINE_TIME_BOUND_MS:
             others, concurrent = float(seen.prefilled_tokens), steps * seen.concurrent_requests
@@ -58,6 +59,7 @@ def works_of(seen: Observation, *, reports_cache: bool) -> Iterable[Work]:
             unsure = float(seen.under_way_tokens)
             yield Work(seen.decode_ms, 0.0, 0.0, others, float(steps), concurrent, unsure, trust, seen.ended_s)
         return
+    steps = max(0, (seen.completion_tokens or 0) - 1)
     took_ms = 0.0 if seen.total_ms is None else seen.total_ms - seen.rtt_ms
     if seen.completion_tokens and seen.direct and not seen.media and 0 < took_ms < _ENGINE_TIME_BOUND_MS:
         own, unsure, trust = _computed(seen, reports_cache=reports_cache)
@@ -77,8 +79,10 @@ def _until_first_token(seen: Observation, *, reports_cache: bool) -> Iterable[Wo
         return
     own, unsure, trust = _computed(seen, reports_cache=reports_cache)
     waited, concurrent = _steps_before(seen)
+    more = seen.first_tokens - 1
+    concurrent += more * seen.concurrent_requests
     trust *= _FULL_TRUST if seen.engine_full else 1.0
-    yield Work(took_ms, 1.0, own, float(seen.queued_tokens), waited, concurrent, unsure, trust, seen.ended_s)
+    yield Work(took_ms, 1.0, own, float(seen.queued_tokens), waited + more, concurrent, unsure, trust, seen.ended_s)
 
 
 def _steps_before(seen: Observation) -> tuple[float, float]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
+from fairlead.api.token_events import TokenEvents
 from fairlead.api.usage import UsageReader
 from fairlead.core.budget import ObservationBudget
 from fairlead.core.observation import Observation
 from fairlead.extproc.pick import Pick
 
 EVENT_STREAM = b"text/event-stream"
+_TOGETHER_S: Final = 0.001  # parts so soon after the first had been waiting with it
 
 
 class ObservedAnswer:
@@ -16,29 +21,55 @@ class ObservedAnswer:
     `budget` has been opened for it, and is notified at its end.
     """
 
-    __slots__ = ("_budget", "_events", "_has_ended", "_parts", "_pick", "_reader")
+    __slots__ = (
+        "_budget",
+        "_events",
+        "_first_events",
+        "_first_s",
+        "_has_ended",
+        "_parts",
+        "_pick",
+        "_reader",
+        "_tokens",
+    )
 
     def __init__(self, pick: Pick, content_type: bytes, budget: ObservationBudget) -> None:
         self._pick = pick
         self._budget = budget
         self._parts = 0
         self._has_ended = False
-        self._events = content_type.startswith(EVENT_STREAM)
-        self._reader = UsageReader(events=self._events)
+        is_stream = content_type.startswith(EVENT_STREAM)
+        self._tokens = TokenEvents() if is_stream else None
+        self._events = self._first_events = 0  # that bring tokens: of the stream, and of what came first
+        self._first_s = math.inf
+        self._reader = UsageReader(events=is_stream)
 
     def part(self, body: bytes, now_s: float) -> None:
         self._parts += 1
-        if body:
-            self._pick.in_flight.first_token(now_s)
+        tokens = self._tokens
+        brings = bool(body) if tokens is None else tokens.in_part(body)
+        if brings:
+            self._events += brings
+            if self._first_s == math.inf:
+                self._first_s = now_s
+                self._pick.in_flight.first_token(now_s)
+            if now_s - self._first_s <= _TOGETHER_S:
+                self._first_events = self._events
         self._reader.feed(body)
 
     def ended(self, now_s: float) -> Observation:
         self.cut()
         self._reader.end()
-        return self._pick.in_flight.observation(self._reader.usage, now_s, streamed=self._events)
+        usage, streamed = self._reader.usage, self._tokens is not None
+        return self._pick.in_flight.observation(usage, now_s, streamed=streamed, first_tokens=self._first_tokens())
+
+    def _first_tokens(self) -> int:
+        """How many of the answer's tokens came at once with the first; an event without text stands before them."""
+        tokens = self._reader.usage.completion_tokens or 1
+        return max(1, round(tokens * (self._first_events - 1) / max(1, self._events - 1)))
 
     def cut(self) -> None:
         """Nothing more of it comes, complete or not."""
         if not self._has_ended:
             self._has_ended = True
-            self._budget.ended(self._parts, streamed=self._events)
+            self._budget.ended(self._parts, streamed=self._tokens is not None)

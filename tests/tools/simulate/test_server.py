@@ -153,6 +153,18 @@ async def test_headers_of_a_stream_come_before_its_first_token() -> None:
             assert (engine.engine.running, engine.engine.counters.generated) == (1, 0)
 
 
+async def test_a_response_is_said_to_be_created_before_its_first_token() -> None:
+    slow = replace(FAST, prefill_ms_per_token=10_000.0)
+    path = "/v1/responses"
+    async with (
+        running_engine(EngineOptions(model="m", parameters=slow)) as engine,
+        client_of(engine) as client,
+        client.stream("POST", path, json={**BODIES[path], "stream": True}) as response,
+    ):
+        first = await anext(response.aiter_lines())
+        assert (first, engine.engine.counters.generated) == ("event: response.created", 0)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_aborts_its_request(
     engine: RunningEngine, client: httpx.AsyncClient, stream: bool

@@ -170,9 +170,13 @@ class Inference:
         """Server-sent events. The headers are sent before the first token exists, as in vLLM."""
         response = web.StreamResponse(headers=_STREAM_HEADERS)
         await response.prepare(request)
-        await generation.more()
         reply = self._reply(prompt, answer, generation)
-        await response.write(dialect.opening(reply))
+        if dialect.opens_early:
+            await response.write(dialect.opening(reply))
+        await generation.more()
+        reply = replace(reply, cached_tokens=generation.cached_tokens)
+        if not dialect.opens_early:
+            await response.write(dialect.opening(reply))
         sent = 0
         while True:
             ready = generation.generated_tokens

@@ -50,13 +50,17 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """`opening` comes with the first token, `delta` with each piece (and the text so far), `closing` at the end."""
+    """`opening` comes with the first token, `delta` with each piece (and the text so far), `closing` at the end.
+
+    With `opens_early` it comes before anything is computed: vLLM and SGLang say at once that a response was created.
+    """
 
     read: Callable[[dict[str, Any]], asks.Ask]
     whole: Callable[[Reply], dict[str, Any]]
     opening: Callable[[Reply], bytes]
     delta: Callable[[Reply, str, int], bytes]  # the piece, and how many tokens are sent with it and before
     closing: Callable[[Reply, bool], bytes]  # with usage or not, where the API leaves the choice
+    opens_early: bool = False
 
 
 def _event(payload: dict[str, Any], name: str | None = None) -> bytes:
@@ -259,7 +263,7 @@ _ANTHROPIC = (_anthropic_whole, _anthropic_opening, _anthropic_delta, _anthropic
 FORMATS: Final[Mapping[str, ReplyFormat]] = {
     CHAT_COMPLETIONS: ReplyFormat(asks.read_chat, _chat_whole, _chat_opening, _chat_delta, _chat_closing),
     COMPLETIONS: ReplyFormat(asks.read_completions, *_COMPLETIONS),
-    RESPONSES: ReplyFormat(asks.read_responses, *_RESPONSES),
+    RESPONSES: ReplyFormat(asks.read_responses, *_RESPONSES, opens_early=True),
     MESSAGES: ReplyFormat(asks.read_anthropic, *_ANTHROPIC),
     GENERATE: ReplyFormat(asks.read_generate, _generate_whole, _nothing, _generate_delta, _generate_closing),
 }
