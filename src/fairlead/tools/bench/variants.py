@@ -36,6 +36,7 @@ VARIANTS: Final = (ALONE, NULL, NULL_GRPCIO, FAIRLEAD, FAIRLEAD_GRPCIO, REWRITIN
 
 ENDPOINTS: Final = 8
 _FALLBACKS: Final = 2
+_PROCESSOR_TIMEOUT_MS: Final = 10_000  # a busy moment is to be measured as late, not to end a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,12 @@ def _document(addresses: list[str], sidecar: str, admin_port: int) -> dict[str, 
 
 
 def _gateway(listen: str) -> dict[str, Any]:
-    return {"listen": listen, "fallbacks": _FALLBACKS, "endpoints": "static"}  # no sidecar in some variants
+    return {
+        "listen": listen,
+        "fallbacks": _FALLBACKS,
+        "endpoints": "static",  # no sidecar in some variants
+        "processor_timeout_ms": _PROCESSOR_TIMEOUT_MS,
+    }
 
 
 def _without_processor(tree: dict[str, Any]) -> dict[str, Any]:

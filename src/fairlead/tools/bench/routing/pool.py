@@ -59,7 +59,7 @@ async def running_front(engines: Engines, policy: str, folder: Path) -> AsyncIte
     path = folder / "fairlead.yaml"
     document = configuration(engines.addresses, policy) | {
         "listen": {"grpc": grpc, "admin": admin},
-        "gateway": {"listen": gateway},
+        "gateway": {"listen": gateway, "processor_timeout_ms": 10_000},  # a busy moment is no decision to leave out
     }
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
     serve = python_module("fairlead", "serve", "--config", str(path))
