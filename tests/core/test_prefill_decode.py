@@ -209,7 +209,8 @@ def test_the_engines_proxy_keeps_its_part_until_the_answer_begins() -> None:
     assert in_flight.ended(2.0) is not None
 
 
-def test_the_transfer_is_learned_from_first_tokens() -> None:
+@pytest.mark.parametrize("together", [1, 50])
+def test_the_transfer_is_learned_from_first_tokens_however_many_come_together(together: int) -> None:
     world = pool()
     busy(world)
     endpoint = world.router.pool.by_address[DECODE]
@@ -219,7 +220,8 @@ def test_the_transfer_is_learned_from_first_tokens() -> None:
         in_flight.prefilled_elsewhere(0.0)
         in_flight.sent(in_flight.request, 0.0)
         in_flight.served(DECODE, 200, 0.0, in_one_piece=False)
-        seen = Observation(DECODE, "m", "en", LONG, 0, 0.0, first_token_ms=30 + 0.01 * LONG, direct=False)
+        took_ms = 10 + 20 * together + 0.01 * LONG
+        seen = Observation(DECODE, "m", "en", LONG, 0, 0.0, took_ms, first_tokens=together, direct=False)
         in_flight.ended(1.0, seen)
     assert before == 0.05
     assert world.router.transfers.ms_per_token(endpoint) < 0.02

@@ -388,10 +388,10 @@ class InFlight:
         if address != self.decision.addresses[0] or seen.prefilled_tokens:
             return
         speed = endpoint.speed
-        step_ms = speed.decode_ms_per_token * (1 + speed.batch_slowdown * seen.decoding_before)
+        steps_ms = seen.first_tokens * speed.decode_ms_per_token * (1 + speed.batch_slowdown * seen.decoding_before)
         tokens = (seen.prompt_tokens or self.request.tokens) - self.decision.cached_tokens
         self._placement.transfers.observe(
-            endpoint, tokens, seen.first_token_ms - seen.rtt_ms - step_ms - TRANSFER_SETUP_MS
+            endpoint, tokens, seen.first_token_ms - seen.rtt_ms - steps_ms - TRANSFER_SETUP_MS
         )
 
     def _drop_copy(self, now_s: float) -> None:
