@@ -178,7 +178,8 @@ class _Talk:
             case "request_headers":
                 self._full_duplex = request.protocol_config.request_body_mode == pb.FULL_DUPLEX_STREAMED
                 if not self._processor.reads:
-                    choice = replies.routed_headers(",".join(self._processor.destinations), (), (), skip_body=True)
+                    destinations = ",".join(self._processor.destinations)
+                    choice = replies.routed_headers(destinations, (), (), replies.SKIP_BODY)
                     yield pb.ProcessingResponse.FromString(choice)
                 elif request.request_headers.end_of_stream:
                     yield pb.ProcessingResponse(request_headers=pb.HeadersResponse(response=self._choice()))
@@ -209,7 +210,9 @@ class _Talk:
         if not self._full_duplex:
             yield pb.ProcessingResponse(request_body=pb.BodyResponse(response=self._choice()))
             return
-        yield pb.ProcessingResponse(request_headers=pb.HeadersResponse(response=self._choice()))
+        yield pb.ProcessingResponse(
+            request_headers=pb.HeadersResponse(response=self._choice()), mode_override=replies.BY_CHUNKS
+        )
         for start in range(0, len(body), 62_000):
             chunk = body[start : start + 62_000]
             streamed = pb.StreamedBodyResponse(body=chunk, end_of_stream=start + len(chunk) == len(body))

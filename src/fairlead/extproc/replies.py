@@ -13,6 +13,7 @@ from fairlead.extproc.body import Body, LongBody, pieces_of
 from fairlead.extproc.body import whole as whole_body
 from fairlead.extproc.pb.ext_proc_pb2 import (
     BUFFERED,
+    FULL_DUPLEX_STREAMED,
     NONE,
     STREAMED,
     BodyMutation,
@@ -43,6 +44,30 @@ _SHOW_RESPONSE_HEADERS: Final = ProcessingMode(
     response_header_mode="SEND",  # not before: Envoy's own protocol errors must not wait for us
     request_body_mode=BUFFERED,
     request_trailer_mode="SKIP",
+    response_trailer_mode="SEND",
+)
+SKIP_BODY: Final = ProcessingMode(  # it need not come here
+    request_header_mode="SEND",
+    response_header_mode="SEND",
+    request_body_mode=NONE,
+    response_body_mode=NONE,
+    request_trailer_mode="SKIP",
+    response_trailer_mode="SEND",
+)
+BY_CHUNKS: Final = ProcessingMode(  # as it is already, and the headers of the answer
+    request_header_mode="SEND",
+    response_header_mode="SEND",
+    request_body_mode=FULL_DUPLEX_STREAMED,
+    response_body_mode=NONE,
+    request_trailer_mode="SEND",
+    response_trailer_mode="SEND",
+)
+BY_CHUNKS_BOTH_WAYS: Final = ProcessingMode(
+    request_header_mode="SEND",
+    response_header_mode="SEND",
+    request_body_mode=FULL_DUPLEX_STREAMED,
+    response_body_mode=FULL_DUPLEX_STREAMED,
+    request_trailer_mode="SEND",
     response_trailer_mode="SEND",
 )
 REQUEST_HEADERS_OF_A_BODY: Final = ProcessingResponse(
@@ -88,14 +113,12 @@ def _with_destination(reply: ProcessingResponse, destination: str) -> bytes:
 
 
 def routed_headers(
-    destination: str, headers: Iterable[Header], remove: Iterable[str], *, skip_body: bool = False
+    destination: str, headers: Iterable[Header], remove: Iterable[str], override: ProcessingMode
 ) -> bytes:
-    """Answer to request headers that sends the request to `destination`; `skip_body`: the body need not come here."""
+    """Answer to request headers that sends the request to `destination`; `override`: what Envoy shows from now on."""
     mutation = _mutation(((names.DESTINATION, destination.encode()), *headers), remove)
     common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
-    reply = ProcessingResponse(request_headers=HeadersResponse(response=common))
-    if skip_body:
-        reply.mode_override.CopyFrom(_SKIP_BODY)
+    reply = ProcessingResponse(request_headers=HeadersResponse(response=common), mode_override=override)
     return _with_destination(reply, destination)
 
 
@@ -263,14 +286,6 @@ def immediate(answer: HttpAnswer, headers: Iterable[Header] = ()) -> bytes:
     ).SerializeToString()
 
 
-_SKIP_BODY = ProcessingMode(
-    request_header_mode="SEND",
-    response_header_mode="SEND",
-    request_body_mode=NONE,
-    response_body_mode=NONE,
-    request_trailer_mode="SKIP",
-    response_trailer_mode="SEND",
-)
 _SHOW_RESPONSE_BODY = ProcessingMode(
     request_header_mode="SEND",
     response_header_mode="SEND",

@@ -15,6 +15,7 @@ from fairlead.extproc import headers as h
 from fairlead.extproc import replies
 from fairlead.extproc.body import Body
 from fairlead.extproc.exchange import Exchange, Replies
+from fairlead.extproc.pb.ext_proc_pb2 import ProcessingMode
 from fairlead.extproc.pick import Pick, Prepared, Refused, asked_of, place
 from fairlead.extproc.rated import began
 from fairlead.extproc.request import HttpRequest
@@ -66,7 +67,7 @@ def routed(exchange: Exchange, picked: Pick | Refused, body: Body, *, end_of_str
         sent = body if picked.body is None else picked.body
         streamed = replies.streamed_request_body(sent, end_of_stream=end_of_stream)
         trailers = () if end_of_stream else (replies.REQUEST_TRAILERS,)
-        made = chain((replies.routed_headers(destination, headers, removed),), streamed, trailers)
+        made = chain((replies.routed_headers(destination, headers, removed, _shown(exchange)),), streamed, trailers)
     else:
         if picked.entry is not None and picked.entry.streams:
             headers.append((names.EVENTS, b"1"))
@@ -94,13 +95,20 @@ def routed_unread(exchange: Exchange, path: str, *, has_ended: bool) -> Replies:
     headers = _own_id(exchange)
     if route and named != in_flight.decision.model:
         headers.append((b":path", with_query_model(path, in_flight.decision.model).encode("latin-1")))
-    removed, skip_body = h.forbidden_in(exchange.headers), not exchange.request_duplex
-    if not has_ended and not skip_body:
+    removed = h.forbidden_in(exchange.headers)
+    if not has_ended and exchange.request_duplex:
         headers.append((names.SENT_ONCE, b"1"))
         removed = [each for each in removed if each != names.SENT_ONCE.decode()]
-    made = replies.routed_headers(_destination(exchange, in_flight), headers, removed, skip_body=skip_body)
+    made = replies.routed_headers(_destination(exchange, in_flight), headers, removed, _shown(exchange))
     exchange.request_phase = "over" if has_ended else "passing"
     return (made,)
+
+
+def _shown(exchange: Exchange) -> ProcessingMode:
+    """What Envoy is to show of the rest of the request, and of its answer."""
+    if not exchange.request_duplex:
+        return replies.SKIP_BODY
+    return replies.BY_CHUNKS_BOTH_WAYS if exchange.response_duplex else replies.BY_CHUNKS
 
 
 def _destination(exchange: Exchange, in_flight: InFlight) -> str:

@@ -11,7 +11,7 @@ from fairlead.config import Config
 from fairlead.gateway.guard import events, guard
 from fairlead.gateway.parts import MOST_HEADERS, SIDECAR_CLUSTER, Mode, Part, listen_on, seconds, type_url
 from fairlead.gateway.replies import openai_errors
-from fairlead.gateway.routes import BUFFER, PROCESSOR, routes
+from fairlead.gateway.routes import BUFFER, PROCESSOR, PROCESSOR_OF_UPGRADES, routes
 
 _HCM = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 
@@ -139,14 +139,12 @@ def _refuse_large_bodies(config: Config, mode: Mode) -> list[Part]:
 
 def _processor(config: Config, mode: Mode | None) -> Part:
     """`mode` None: the sidecar sees headers only."""
-    full_duplex = mode == "full_duplex"
-    body_mode = "NONE" if mode is None else "FULL_DUPLEX_STREAMED" if full_duplex else "BUFFERED"
     processing_mode = {
         "request_header_mode": "SEND",
-        "request_body_mode": body_mode,
-        "request_trailer_mode": "SEND" if full_duplex else "SKIP",
-        # Else Envoy's own answer to an unreadable request would wait for the sidecar forever. =>
-        "response_header_mode": "SEND" if full_duplex else "SKIP",
+        "request_body_mode": "NONE" if mode is None else "BUFFERED",
+        "request_trailer_mode": "SKIP",
+        # Else Envoy's own answer to an unreadable request would wait for the sidecar forever.
+        "response_header_mode": "SKIP",
         "response_body_mode": "NONE",
         "response_trailer_mode": "SEND",  # keeps the stream open until the answer has ended, without its chunks
     }
@@ -155,8 +153,9 @@ def _processor(config: Config, mode: Mode | None) -> Part:
         "stat_prefix": "fairlead",
         "grpc_service": {"envoy_grpc": {"cluster_name": SIDECAR_CLUSTER}, **_says_that_it_follows(config, mode)},
         "processing_mode": processing_mode,
+        "allow_mode_override": True,
         "failure_mode_allow": config.clients is None,  # without the sidecar nobody knows who may ask
-        **({} if config.clients is None else {"status_on_error": {"code": "ServiceUnavailable"}}),
+        "status_on_error": {"code": "ServiceUnavailable"},  # also where a body by chunks went down with the sidecar
         "message_timeout": seconds(config.gateway.processor_timeout_ms),
         "max_message_timeout": seconds(max(MOST_PROCESSOR_MS, config.gateway.processor_timeout_ms)),
         "metadata_options": {
@@ -164,11 +163,7 @@ def _processor(config: Config, mode: Mode | None) -> Part:
             "receiving_namespaces": {"untyped": ["envoy.lb"]},
         },
     }
-    if not full_duplex:  # Envoy ignores overrides in full duplex
-        filter_config["allow_mode_override"] = True
-        return {"name": PROCESSOR, "typed_config": filter_config}
-    # There the routes turn it on: an unreadable request has none, and Envoy's own answer to it then waits for nobody.
-    return {"name": PROCESSOR, "disabled": True, "typed_config": filter_config}
+    return {"name": PROCESSOR_OF_UPGRADES if mode is None else PROCESSOR, "typed_config": filter_config}
 
 
 def _says_that_it_follows(config: Config, mode: Mode | None) -> Part:

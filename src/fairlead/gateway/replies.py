@@ -29,6 +29,7 @@ def openai_errors(max_body_bytes: int, max_headers: int, max_headers_kib: int) -
     no_engine = "No engine could answer this request; try again."
     silent = "The engine was silent for too long."
     no_http = "The engine's answer is not valid HTTP; try again."
+    no_sidecar = "Fairlead, which says where a request may go, did not answer; try again."
     engine_headers = "The engine's answer has more headers than this gateway takes."
     return {
         "mappers": [
@@ -49,6 +50,11 @@ def openai_errors(max_body_bytes: int, max_headers: int, max_headers_kib: int) -
                 ),
                 "status_code": 431,
                 "body_format_override": _envelope(headers, "invalid_request_error", "headers_too_large"),
+            },
+            {
+                "filter": _details(".matches('^ext_proc_error')"),
+                "headers_to_add": [{"header": {"key": "retry-after", "value": "1"}}],
+                "body_format_override": _envelope(no_sidecar, "server_error", "no_advice"),
             },
             {
                 # No healthy host, connection failed, connection ended, reset, overflow.

@@ -46,6 +46,7 @@ _WITH_A_BODY: Final[tuple[Part, ...]] = (
 
 BUFFER: Final = "envoy.filters.http.buffer"
 PROCESSOR: Final = "envoy.filters.http.ext_proc"
+PROCESSOR_OF_UPGRADES: Final = "fairlead.upgrades"  # a name of its own: what a route says of bodies is not for these
 
 
 def routes(config: Config, mode: Mode) -> Part:
@@ -65,17 +66,25 @@ def routes(config: Config, mode: Mode) -> Part:
                     *([headers.PREFILLED.decode()] if splits(config) else []),
                     *([headers.SENT_ONCE.decode()] if mode == "full_duplex" else []),
                 ],
-                **(_turned_on(PROCESSOR) if mode == "full_duplex" else {}),
+                **({"typed_per_filter_config": _by_chunks()} if mode == "full_duplex" else {}),
                 "routes": _routes(config, mode),
             }
         ],
     }
 
 
-def _turned_on(name: str) -> Part:
-    """For a filter of the listener that is off unless a route says otherwise."""
-    enabled = {"@type": type_url("envoy.config.route.v3.FilterConfig"), "config": {}}
-    return {"typed_per_filter_config": {name: enabled}}
+def _by_chunks() -> Part:
+    """The sidecar gets bodies chunk by chunk. A filter of that mode takes no orders, one that a route puts in it does."""
+    processing_mode = {
+        "request_header_mode": "SEND",
+        "request_body_mode": "FULL_DUPLEX_STREAMED",
+        "request_trailer_mode": "SEND",
+        "response_header_mode": "SKIP",
+        "response_body_mode": "NONE",
+        "response_trailer_mode": "SEND",
+    }
+    per_route = "envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
+    return {PROCESSOR: {"@type": type_url(per_route), "overrides": {"processing_mode": processing_mode}}}
 
 
 def _routes(config: Config, mode: Mode) -> list[Part]:
@@ -164,6 +173,7 @@ def _nowhere(name: str, match: Part) -> Part:
         ],
         "typed_per_filter_config": {
             PROCESSOR: {"@type": type_url(processor), "disabled": True},
+            PROCESSOR_OF_UPGRADES: {"@type": type_url(processor), "disabled": True},
             BUFFER: {"@type": type_url(buffer), "disabled": True},
             **no_guard(),
         },
