@@ -254,6 +254,24 @@ async def test_a_refusal_of_the_processor_reaches_the_client_unchanged(
     assert (answer.status, answer.body, first.received) == (status, body, [])
 
 
+async def test_in_full_duplex_a_body_that_went_down_with_the_sidecar_is_a_503_that_clients_retry(
+    engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy
+) -> None:
+    first = await engine("first")
+    sidecar, address = await processor(first.address)
+    sidecar.hangs = True
+    gateway = await envoy(first.address, sidecar=address, mode="full_duplex")
+    asking = asyncio.create_task(gateway.post())
+    async with asyncio.timeout(WITHIN_S):
+        await sidecar.asked.wait()
+
+    await sidecar.stop()
+    answer = await asking
+
+    assert (answer.status, answer.headers["retry-after"], first.received) == (503, "1", [])
+    assert json.loads(answer.body)["error"]["code"] == "no_advice"
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_sidecar_is_used_again_soon_after_it_comes_up(
     engine: StartEngine, processor: StartProcessor, envoy: StartEnvoy, tmp_path: Path, mode: Mode

@@ -103,6 +103,7 @@ class Processor:
     reads: bool = True  # bodies; else it chooses on the headers
     refusal: pb.ImmediateResponse | None = None
     shows: tuple[str, ...] = ()  # headers that it adds to each answer
+    asked: asyncio.Event = field(default_factory=asyncio.Event)  # something of a body has come
     served: list[str] = field(default_factory=list)  # as Envoy tells with the response's headers
     bodies: list[bytes] = field(default_factory=list)
     _grpcio: grpc.aio.Server | None = None
@@ -130,6 +131,10 @@ class Processor:
         self._grpcio.add_insecure_port(address)
         await self._grpcio.start()
 
+    def came(self, request: pb.ProcessingRequest) -> None:
+        if request.HasField("request_body"):
+            self.asked.set()
+
     async def stop(self) -> None:
         if self._grpcio is not None:
             await self._grpcio.stop(grace=None)
@@ -141,8 +146,9 @@ class Processor:
     ) -> AsyncIterator[pb.ProcessingResponse]:
         talk = _Talk(self)
         async for request in requests:
+            self.came(request)
             if self.hangs:
-                await asyncio.Event().wait()
+                continue
             for reply in talk.replies(request):
                 yield reply
 
@@ -154,8 +160,10 @@ class NativeCall:
         self._talk = _Talk(processor)
 
     def message(self, message: bytes) -> None:
+        request = pb.ProcessingRequest.FromString(message)
+        self._processor.came(request)
         if not self._processor.hangs:
-            for reply in self._talk.replies(pb.ProcessingRequest.FromString(message)):
+            for reply in self._talk.replies(request):
                 self._call.send(reply.SerializeToString())
 
     def half_closed(self) -> None:
