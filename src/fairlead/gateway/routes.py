@@ -74,7 +74,7 @@ def routes(config: Config, mode: Mode) -> Part:
 
 
 def _by_chunks() -> Part:
-    """The sidecar gets bodies chunk by chunk. A filter of that mode takes no orders, one that a route puts in it does."""
+    """Bodies chunk by chunk. A filter of that mode takes no orders of the sidecar, one that a route puts in it does."""
     processing_mode = {
         "request_header_mode": "SEND",
         "request_body_mode": "FULL_DUPLEX_STREAMED",
