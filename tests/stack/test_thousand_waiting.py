@@ -81,11 +81,11 @@ async def test_when_their_clients_leave_nothing_of_them_is_left(stack: Start, mo
     assert await pool.metric("fairlead_failures_total") == 0
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("buffered", {200}), ("full_duplex", {500})])
+@pytest.mark.parametrize(("mode", "expected"), [("buffered", {200}), ("full_duplex", {503})])
 async def test_when_the_sidecar_is_killed_each_ends_in_the_way_that_is_documented(
     stack: Start, mode: Mode, expected: set[int]
 ) -> None:
-    """BUFFERED: Envoy sends them on, without advice. In full duplex it has no copy of the body: each gets a 500."""
+    """BUFFERED: Envoy sends them on, without advice. In full duplex it has no copy of the body: each gets a 503."""
     pool = await stack(engine(), mode=mode, admission=ADMISSION, models=AS_SLOW_AS_IT_IS)
     async with thousand_waiting(pool) as tasks:
         assert pool.sidecar is not None
