@@ -116,6 +116,20 @@ def test_a_claim_that_does_not_come_true_is_corrected() -> None:
     assert planner.plan().thresholds.quality != claimed.quality
 
 
+def test_traffic_that_gets_a_little_harder_is_noticed_by_the_quality_of_the_thresholds_in_force() -> None:
+    """By less than a third in any quantity: the rule of drift says nothing."""
+    quiet, planner = [replanner(WORLD, rows(200)) for _ in range(2)]
+    planner.follow([0.0])
+    assert planner.seen(Window(60.0, 4.0, rows(200, start=1000))) == []
+    moved: list[list[str]] = [[], []]
+    for n in range(2, 6):
+        window = Window(60.0, 4.0, rows(200, harder=12.0, start=1000 * n))
+        for which, each in enumerate((quiet, planner)):
+            moved[which] = moved[which] or each.seen(window)
+    assert moved[0] == []
+    assert moved[1][0].startswith("quality: ")
+
+
 def test_too_few_samples_are_waited_for() -> None:
     planner = replanner(WORLD, rows(200))
     seen = [planner.seen(Window(60.0, 4.0, rows(12, harder=40.0, start=1000 * n))) for n in range(8)]

@@ -35,7 +35,8 @@ FEWEST_REQUESTS = 40  # sampled since the traffic moved, before a plan is made f
 MOST_REQUESTS = 1600  # the newest of them are planned from
 _MOST_WINDOWS = 200  # kept
 _QUALITY_MARGIN = 1.0  # points by which the quality may miss the claim, besides chance
-_STANDARD_ERRORS = 2.0
+_STANDARD_ERRORS = 3.0  # each run of the newest windows is looked at
+_LOOKED_BACK = 50  # windows
 _ACCEPTED = re.compile(r'^fairlead_cascade_accepted_total\{.*?route="((?:[^"\\]|\\.)*)".*\}\s+(\S+)$', re.MULTILINE)
 _HOUR_S = 3600.0
 
@@ -55,6 +56,15 @@ class Window:
     rows: Sequence[ProfileRow]
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the thresholds in force are said to give."""
+
+    thresholds: Sequence[float]
+    quality: float
+    error: float
+
+
 class Replanner:
     """Plans for one route. `seen` takes each window and returns why a new plan is due; `plan` makes it."""
 
@@ -62,11 +72,20 @@ class Replanner:
         self._settings = settings
         self._aim = aim
         self._models = [model.name for model in settings.models]
+        self._profile = profile
         self._detector = self._planned_for(profile, settings.rate_per_s)
         self._windows: list[Window] = []  # since the traffic that the present plan is for began
-        self._claimed: Plan | None = None  # the plan in force, if it was made here
+        self._claimed: Claim | None = None
         self._planned_requests = 0  # sampled requests that it was made from
         self._planned_windows = 0  # windows before it
+
+    def follow(self, thresholds: Sequence[float]) -> None:
+        """These are in force, and are held to what they give on the profile."""
+        qualities = accepted_quality(self._profile, self._models, thresholds)
+        if len(qualities) > 1:
+            error = float(np.std(qualities, ddof=1)) / len(qualities) ** 0.5
+            self._claimed = Claim(tuple(thresholds), float(np.mean(qualities)), error)
+            self._planned_requests = MOST_REQUESTS
 
     def seen(self, window: Window) -> list[str]:
         """Why a new plan is due; nothing while too few requests of the new traffic have been sampled."""
@@ -108,19 +127,31 @@ class Replanner:
         if all(model.replicas for model in settings.models):
             thresholds = make_plan(settings, profile, self._aim, fixed_deployment=True, whole=True).plan
         self._detector = self._planned_for(newest, rate_per_s)
-        self._claimed = thresholds
+        self._claimed = Claim(thresholds.thresholds, thresholds.quality, thresholds.quality_error)
         self._planned_requests = self._sampled_requests()
         self._planned_windows = len(self._windows)
         return Replanned(thresholds, allocation)
 
-    def _doubts(self, plan: Plan) -> list[str]:
-        """Why the present plan is not to be relied on: what came after it, and how little it was made from."""
-        after = accepted_quality(self._rows(self._windows[self._planned_windows :]), self._models, plan.thresholds)
-        if len(after) >= FEWEST_REQUESTS // 2:
-            error = (float(np.var(after, ddof=1)) / len(after) + plan.quality_error**2) ** 0.5
-            quality = float(np.mean(after))
-            if abs(quality - plan.quality) > _QUALITY_MARGIN + _STANDARD_ERRORS * error:
-                return [f"quality: {plan.quality:.4g} was claimed, {quality:.4g} came"]
+    def _doubts(self, claim: Claim) -> list[str]:
+        """Why the plan in force is not to be relied on: what came after it, or how little it was made from.
+
+        Where the newest windows differ from what was claimed, it is they that the next plan is made from.
+        """
+        after = self._windows[self._planned_windows :][-_LOOKED_BACK:]
+        came: list[float] = []
+        most, since, quality = 0.0, 0, 0.0
+        for number, window in enumerate(reversed(after), 1):
+            came += accepted_quality(window.rows, self._models, claim.thresholds)
+            if len(came) < FEWEST_REQUESTS // 2:
+                continue
+            error = (float(np.var(came, ddof=1)) / len(came) + claim.error**2) ** 0.5
+            mean = float(np.mean(came))
+            by = (abs(mean - claim.quality) - _QUALITY_MARGIN) / max(error, 1e-9)
+            if by > max(most, _STANDARD_ERRORS):
+                most, since, quality = by, number, mean
+        if since:
+            self._windows, self._planned_windows = self._windows[-since:], 0
+            return [f"quality: {claim.quality:.4g} was claimed, {quality:.4g} came"]
         requests = self._sampled_requests()
         if self._planned_requests < MOST_REQUESTS and requests >= 2 * self._planned_requests:
             return [f"sampled requests: {self._planned_requests} -> {requests}"]

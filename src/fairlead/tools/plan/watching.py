@@ -70,7 +70,8 @@ class Counter:
 
 def watch_windows(planner: Replanner, watched: Watched, windows: int | None) -> Iterator[str]:
     """Lines of text on what happened; endless if `windows` is None. Raises UserError if there is nothing to watch."""
-    samples, urls = _sources(watched)
+    samples, urls, thresholds = _sources(watched)
+    planner.follow(thresholds)
     counter = Counter(urls, watched.route)
     since_s = time.time()
     counter.rate_per_s(since_s)
@@ -111,8 +112,9 @@ def _planned_again(planner: Replanner, watched: Watched) -> str:
     return f"planned again: thresholds {thresholds}; wrote {watched.plan} and {watched.advice}"
 
 
-def _sources(watched: Watched) -> tuple[list[Path], list[str]]:
+def _sources(watched: Watched) -> tuple[list[Path], list[str], Sequence[float]]:
     samples, admins = [], []
+    thresholds: Sequence[float] = ()
     for path in watched.configs:
         config = load(path)
         route = config.cascades().get(watched.route)
@@ -121,10 +123,11 @@ def _sources(watched: Watched) -> tuple[list[Path], list[str]]:
                 f"{path}: routes.{watched.route} is not a cascade with a sample; "
                 "write there `sample: {share: 0.05, file: observed.jsonl}`, to plan from"
             )
+        thresholds = route.thresholds
         samples.append(path.parent / route.sample.file)
         admins.append(config.listen.admin)
     urls = [f"http://{admin}/metrics" for admin in dict.fromkeys(watched.sidecars or admins)]
-    return list(dict.fromkeys(samples)), urls
+    return list(dict.fromkeys(samples)), urls, thresholds
 
 
 def _counted(metrics_url: str, route: str) -> int | None:
