@@ -9,7 +9,7 @@ BUILD_REQUIRES = $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pypr
 RELEASE_TOOLS := .release/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-h2spec test-kubernetes fuzz lint graph bench bench-routing bench-rivals bench-reuse bench-tracing papers release docs pictures lab ttca lab-moves lab-calibration lab-learned lab-reuse lab-overload lab-cascade lab-judgements lab-models lab-lock lock clean
+.PHONY: help install demo test test-h2spec test-kubernetes fuzz lint graph bench bench-routing bench-rivals bench-reuse bench-tracing papers release docs pictures bare-image lab ttca lab-moves lab-calibration lab-learned lab-reuse lab-answers lab-overload lab-cascade lab-judgements lab-models lab-lock lock clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
@@ -118,6 +118,9 @@ lab-learned: $(INSTALLED) ## What is learned of engines with default flags, agai
 lab-reuse: $(INSTALLED) ## Context reuse in front of real vLLM servers; writes benchmarks/results/lab-reuse/; some five minutes.
 	$(BIN)/python -m lab.reuse
 
+lab-answers: $(INSTALLED) ## Right answers of real models with and without context reuse; some five minutes.
+	$(BIN)/python -m lab.reuse_answers $(MODELS)
+
 lab-overload: $(INSTALLED) ## Chat beside a flood of batch requests on a real vLLM server; writes benchmarks/results/lab-overload/; five minutes.
 	$(BIN)/python -m lab.overload
 
@@ -154,6 +157,9 @@ release: $(RELEASE_TOOLS) ## Build and check the sdist and the wheel into dist/,
 pictures: $(INSTALLED) ## The pictures of docs/pictures/: dashboards and the status page, of a pool under load; ten minutes.
 	@.ci/install-system-parts
 	$(BIN)/python -m scripts.pictures
+
+bare-image: $(INSTALLED) ## The Dockerfile's steps in a bare root, and its image run there; needs root and debootstrap, five minutes.
+	$(BIN)/python -m scripts.bare_image
 
 docs: ## The documentation as a site in .docs/site, built strictly: every link and heading that a page names is there.
 	@test -x .docs/bin/mkdocs || { $(PYTHON) -m venv .docs && .docs/bin/pip install --quiet \
