@@ -1,12 +1,11 @@
 """The Dockerfile: what its instructions run, run here without a container engine.
 
-Paths of the image become a folder's. What needs a container is not seen here: its base, users, and layers.
+Paths of the image become a folder's. `make bare-image` runs them in roots of their own, with the image's user.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import shlex
@@ -29,6 +28,7 @@ from fairlead.gateway import EnvoyProcess, bootstrap
 from fairlead.processes import Child, free_ports
 from fairlead.tools.decisions import read_decisions
 from fairlead.tools.simulate.server import running_engine
+from scripts.bare_image import instructions, words
 from tests.engines.kv_world import Publisher
 from tests.gateway.test_tls import as_ai_gateway_does
 from tests.redis.server import RedisServer
@@ -41,19 +41,6 @@ pytestmark = pytest.mark.stack
 ROOT: Final = Path(__file__).parents[2]
 BARE: Final = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 ADMIN: Final = "127.0.0.1:9003"  # the default, which the health check asks
-
-
-def instructions() -> list[tuple[str, str]]:
-    """Keyword and arguments of each, with continued lines joined."""
-    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if line and not line.startswith("#")]
-    joined = "\n".join(lines).replace("\\\n", "").splitlines()
-    return [(keyword, arguments) for keyword, _, arguments in (line.partition(" ") for line in joined)]
-
-
-def words(keyword: str) -> list[str]:
-    """Of the last instruction of this kind, in JSON."""
-    text = [arguments for name, arguments in instructions() if name == keyword][-1]
-    return list(json.loads(text[text.index("[") :]))
 
 
 class Image:
