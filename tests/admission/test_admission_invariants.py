@@ -13,7 +13,9 @@ from fairlead.core.load import Load
 from tests.core.world import World as Pool
 
 AGING_S = 50.0
-BANDS = {level: BandRules(str(level), longest_wait_s=1000.0) for level in (-1, 0, 1)}
+BANDS = {
+    level: BandRules(str(level), share=share, longest_wait_s=1000.0) for level, share in ((-1, 0.8), (0, 1.0), (1, 1.0))
+}
 _STEP = st.one_of(
     st.tuples(st.just("arrives"), st.integers(-1, 1), st.integers(0, 2), st.integers(1, 3000)),
     st.tuples(st.just("ends"), st.integers(0, 50), st.just(0), st.just(0)),
@@ -74,7 +76,7 @@ class World:
         self.running.append((number, load))
 
     def has_room(self, level: int) -> bool:
-        return self.admission.gate.is_open(self.lane, BANDS[level].share, self.now_s)
+        return self.admission.gate.is_open(self.lane, BANDS[level].share, self.now_s, has_waited=True)
 
     def released(self) -> None:
         self.began.clear()

@@ -102,6 +102,27 @@ def test_the_bound_follows_the_usual_prefill_where_none_is_configured() -> None:
     assert gate.bound_ms("another") == 1000.0
 
 
+def test_a_level_that_leaves_a_share_and_waits_keeps_an_engine_busy_and_no_more() -> None:
+    gate = gate_of([busy()])
+    assert gate.bound_ms("m", 0.8) == 800.0
+    assert gate.bound_ms("m", 0.8, has_waited=True) == 80.0
+    for _ in range(1000):
+        gate.began("m", 2000.0)
+    assert gate.bound_ms("m", 0.8) == 6400.0
+    assert gate.bound_ms("m", 0.8, has_waited=True) == 1600.0
+
+
+def test_the_level_that_leaves_nothing_has_one_bound() -> None:
+    gate = gate_of([busy()])
+    assert gate.bound_ms("m", has_waited=True) == gate.bound_ms("m") == 1000.0
+
+
+def test_a_configured_bound_below_the_usual_prefill_holds_for_every_level() -> None:
+    gate = gate_of([busy()], 500.0)
+    gate.began("m", 2000.0)
+    assert gate.bound_ms("m", 0.8, has_waited=True) == 400.0
+
+
 def test_a_request_costs_its_prefill_and_its_share_of_the_steps() -> None:
     alone = make_endpoint("a:1", prefill_ms_per_token=0.1, decode_ms_per_token=10.0)
     in_a_batch = make_endpoint("b:1", prefill_ms_per_token=0.1, decode_ms_per_token=10.0, inflight_requests=20)

@@ -8,6 +8,7 @@ and its load is taken in the same step, so no burst can pass between two reports
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from math import ceil, inf
 from typing import Final
 
@@ -120,7 +121,7 @@ class Admission:
             return True
         group = self.queue.groups.get(lane.group)
         if group is not None and any(
-            waits == lane or self.gate.is_open(waits, self.band(above).share, now_s)
+            waits == lane or self.gate.is_open(waits, self.band(above).share, now_s, has_waited=True)
             for above, band in group.bands.items()
             if above >= level
             for waits in band.lanes
@@ -128,15 +129,17 @@ class Admission:
             return False  # those are next
         return self._is_open_for(request, lane, level, now_s)
 
-    def _is_open_for(self, request: RequestFacts | None, lane: Lane, level: int, now_s: float) -> bool:
+    def _is_open_for(
+        self, request: RequestFacts | None, lane: Lane, level: int, now_s: float, *, has_waited: bool = False
+    ) -> bool:
         """What is cached of a prompt is looked up only where it decides: others that run may share it."""
-        gate, share = self.gate, self.band(level).share
-        if request is None or gate.is_open(lane, share, now_s, request.tokens):
-            return request is not None or gate.is_open(lane, share, now_s)
-        if not gate.is_open(lane, share, now_s):
+        is_open, share = partial(self.gate.is_open, has_waited=has_waited), self.band(level).share
+        if request is None or is_open(lane, share, now_s, request.tokens):
+            return request is not None or is_open(lane, share, now_s)
+        if not is_open(lane, share, now_s):
             return False
         cached = self._cached(request, now_s)
-        return bool(cached) and gate.is_open(lane, share, now_s, request.tokens, cached)
+        return bool(cached) and is_open(lane, share, now_s, request.tokens, cached)
 
     def _roomiest(self, request: RequestFacts, lane: Lane, now_s: float) -> frozenset[str]:
         return self.gate.roomiest(lane, now_s, request.tokens, self._cached(request, now_s))
@@ -244,11 +247,11 @@ class Admission:
                     share = self.band(level).share
                     known = opened.get((lane, share))
                     if known is None:
-                        known = opened[lane, share] = self.gate.is_open(lane, share, now_s)
+                        known = opened[lane, share] = self.gate.is_open(lane, share, now_s, has_waited=True)
                     return known
 
                 def fits(waiting: Waiting) -> bool:
-                    return self._is_open_for(waiting.request, waiting.lane, waiting.level, now_s)
+                    return self._is_open_for(waiting.request, waiting.lane, waiting.level, now_s, has_waited=True)
 
                 taken = self.queue.next(group, is_open, now_s, fits)
                 if taken is None:

@@ -21,6 +21,7 @@ from fairlead.core.slo import pace_ms
 
 LEAST_BOUND_MS: Final = 1000.0
 _PREFILLS: Final = 4.0  # usual ones, that may wait at an endpoint where no bound is configured
+_LEAST_SHARED_MS: Final = 100.0  # a step or two of an engine: with less to compute it would pause between releases
 _WEIGHT: Final = 0.01  # of the newest prefill in the usual one
 _KV_FULL: Final = 0.95
 NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
@@ -37,10 +38,19 @@ class Gate:
         self.hint: Endpoint | None = None  # that may have room: looked at first
         self._usual_ms: dict[str, float] = {}  # of a prefill, by group
 
-    def bound_ms(self, group: str) -> float:
-        if self.begin_within_ms is not None:
-            return self.begin_within_ms
-        return max(LEAST_BOUND_MS, _PREFILLS * self._usual_ms.get(group, 0.0))
+    def bound_ms(self, group: str, share: float = 1.0, *, has_waited: bool = False) -> float:
+        """What may wait for prefill at an endpoint that one more goes to.
+
+        While a level waits that leaves something to those above it, it keeps engines busy and no more: what waits in an
+        engine goes before anything of a higher level that comes next, and no queue of ours can change that.
+        """
+        usual_ms = self._usual_ms.get(group, 0.0)
+        bound_ms = self.begin_within_ms
+        if bound_ms is None:
+            bound_ms = max(LEAST_BOUND_MS, _PREFILLS * usual_ms)
+        if has_waited and share < 1:
+            bound_ms = min(bound_ms, max(_LEAST_SHARED_MS, usual_ms))
+        return bound_ms * share
 
     def began(self, group: str, prefill_ms: float) -> None:
         """A request was released, whose prefill should take this long."""
@@ -48,13 +58,24 @@ class Gate:
         self._usual_ms[group] = usual_ms + _WEIGHT * (prefill_ms - usual_ms)
 
     def is_open(
-        self, lane: Lane, share: float, now_s: float, tokens: int = 0, cached: Mapping[str, int] = NOTHING
+        self,
+        lane: Lane,
+        share: float,
+        now_s: float,
+        tokens: int = 0,
+        cached: Mapping[str, int] = NOTHING,
+        *,
+        has_waited: bool = False,
     ) -> bool:
         """Whether one of its endpoints has room, or it has none at all: then its requests must be refused.
 
-        `tokens` are those of a prompt that must fit into the KV cache, without those `cached` there; 0: any.
+        `tokens` are those of a prompt that must fit into the KV cache, without those `cached` there; 0: any. One that
+        `has_waited` finds less room than one that just came: below saturation none is held back.
         """
-        bound_ms, usual_ms = self.bound_ms(lane.group) * share, self._usual_ms.get(lane.group, 0.0)
+        bound_ms, usual_ms = (
+            self.bound_ms(lane.group, share, has_waited=has_waited),
+            self._usual_ms.get(lane.group, 0.0),
+        )
         hint = self.hint
         if (
             hint is not None
