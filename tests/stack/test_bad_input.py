@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 
 import aiohttp
@@ -57,6 +58,30 @@ async def test_text_that_only_the_engine_can_judge_never_becomes_our_error(stack
         answer = await pool.ask("POST", "/v1/chat/completions", body)
         assert answer.status in (200, 400), answer.body
     assert await pool.metric("fairlead_failures_total") == 0
+
+
+@pytest.mark.parametrize("mode", ["buffered", "full_duplex"])
+async def test_a_body_of_any_depth_is_stripped_or_refused_and_leaves_no_load(stack: Start, mode: Mode) -> None:
+    pool = await stack(engine("small"), engine("large"), mode=mode)
+    for depth in (500, *range(965, 980), 1020):
+        body = b'{"model":"auto","kv_transfer_params":{"a":1},"x":%b%b,%b}' % (b"[" * depth, b"]" * depth, HELLO)
+        answer = await pool.ask("POST", "/v1/chat/completions", body)
+        assert answer.status in (200, 400), (depth, answer.body)
+        if answer.status == 400:  # the engine's parser has a limit, too
+            assert "nested too deep" in answer.json()["error"]["message"] or "x-fairlead-endpoint" in answer.headers
+            continue
+        served = [each.address for each in pool.engines].index(answer.headers["x-fairlead-endpoint"])
+        assert b'"kv_transfer_params":null' in base64.b64decode((await pool.last_request(served))["body"])
+    await pool.at_rest()
+    assert await pool.metric("fairlead_failures_total") == 0
+
+
+async def test_a_pool_that_hides_its_addresses_names_no_endpoint(stack: Start) -> None:
+    pool = await stack(engine("small"), gateway={"show_endpoint": False, "processor_timeout_ms": 10_000})
+    answer = await pool.chat(model="small")
+    assert answer.status == 200
+    assert "x-fairlead-decision" in answer.headers
+    assert pool.engines[0].address not in str(dict(answer.headers))
 
 
 async def test_a_body_over_the_limit_is_a_413(stack: Start) -> None:
