@@ -100,9 +100,9 @@ def _kind(option: Schema) -> str:
         return " | ".join(map(str, option.get("enum", [option.get("const")])))
     kind = {"object": "mapping", "array": "list", "null": "nothing", "integer": "whole number", "string": "text"}
     bounds = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most", "exclusiveMaximum": "below"}
-    told = [f"{words} {option[key]:g}" for key, words in bounds.items() if key in option]
+    limits = [f"{words} {option[key]:g}" for key, words in bounds.items() if key in option]
     shown = kind.get(option.get("type", ""), str(option.get("type", "any")))
-    return f"{shown} ({', '.join(told)})" if told else shown
+    return f"{shown} ({', '.join(limits)})" if limits else shown
 
 
 def _below(cls: type[BaseModel]) -> Iterator[type[BaseModel]]:

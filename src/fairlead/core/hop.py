@@ -19,7 +19,6 @@ class Hop:
         "_began_s",
         "_choice",
         "_placement",
-        "_prefilled_before",
         "_queued_tokens",
         "_request",
         "_ticket",
@@ -35,7 +34,6 @@ class Hop:
         uncached = request.tokens - choice.prefiller_cached_tokens
         self.connector = endpoint.spec.kv_connector
         self._queued_tokens = endpoint.load.pending_prefill_tokens
-        self._prefilled_before = endpoint.prefilled_tokens
         self._ticket = Ticket(endpoint, request.tokens, uncached)
         try:
             endpoint.prefills.expect(self._ticket, endpoint.speed.prefill_ms_per_token * uncached, now_s)

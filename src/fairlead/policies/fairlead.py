@@ -79,10 +79,8 @@ class Fairlead(Rule, frozen=True):
     def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:
         prices, penalty, least = self.prices, self.retry_penalty, candidates[0].least_inflight_requests
         costs_ms, spreads_ms = [], []
-        for c in candidates:
-            network, fixed, queue, prefill, contention, decode, spread = prices(
-                c
-            )  # added up as in `core.cost.costs_ms`
+        for c in candidates:  # added up as in `core.cost.costs_ms`
+            network, fixed, queue, prefill, contention, decode, spread = prices(c)
             once = network + fixed + queue
             if c.adapter is not None:
                 once += self.adapter_ms(c)
