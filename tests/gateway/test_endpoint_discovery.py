@@ -10,6 +10,7 @@ from envoy_data_plane.envoy.service.discovery import v3 as discovery
 from structlog.testing import capture_logs
 
 from fairlead.edge.grpc import StatusError
+from fairlead.gateway import endpoint_discovery
 from fairlead.gateway.endpoint_discovery import PATIENCE_S, TYPE_URL, EndpointDiscovery, Host, Subscriber
 
 A, B = Host("10.0.0.1:8000", "small"), Host("10.0.0.2:8000", "large")
@@ -137,6 +138,20 @@ def test_a_change_is_pushed_once_and_only_to_those_whom_it_concerns(world: World
     assert (len(all_engines.pushes), len(small.pushes)) == (2, 1)
     versions = [push.version_info for push in all_engines.pushes]
     assert len(set(versions)) == 2
+
+
+def test_of_many_adapters_only_the_clusters_that_are_asked_for_are_made(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    real = endpoint_discovery._assignment
+    monkeypatch.setattr(endpoint_discovery, "_assignment", lambda name, hosts: made.append(name) or real(name, hosts))
+    envoys = [Envoy(world, "engines", "model:small", "model:sql"), Envoy(world, "engines", "model:small")]
+    for envoy in envoys:
+        envoy.ask()
+    world.discovery.publish([A._replace(names=("sql", *map(str, range(300))))])
+    assert sorted(made) == ["engines", "model:small", "model:sql"]
+    assert envoys[0].hosts() == {"engines": [A.address], "model:small": [A.address], "model:sql": [A.address]}
 
 
 def test_an_empty_pool_is_pushed(world: World) -> None:

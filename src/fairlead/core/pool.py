@@ -34,9 +34,11 @@ class Pool:
         own = {*self.models, *self.routes}
         self.names = frozenset(name for each in self._identities for name in each.models if name not in own)
         self.adapters = self.names.intersection(name for each in self._identities for name in each.adapters)
-        of_name: dict[str | None, tuple[Endpoint, ...]] = {
-            name: tuple(e for e in answering if name in e.identity.models) for name in self.names
-        }
+        listing: dict[str, list[Endpoint]] = {name: [] for name in self.names}
+        for endpoint in answering:  # once through each list: an engine may have hundreds of adapters
+            for name in self.names.intersection(endpoint.identity.models):
+                listing[name].append(endpoint)
+        of_name: dict[str | None, tuple[Endpoint, ...]] = {name: tuple(those) for name, those in listing.items()}
         # Routes of which a model is such a name: each of their models is then a choice of its own.
         self.mixed = {route: models for route, models in self.routes.items() if not self.names.isdisjoint(models)}
         self._serving: dict[str | None, tuple[Endpoint, ...]] = {

@@ -63,7 +63,8 @@ class EndpointDiscovery:
         self._changed = changed
         self._subscribers: dict[Subscriber, None] = {}
         self._hosts: Sequence[Host] | None = None
-        self._assignments: dict[str, bytes] = {}  # by cluster
+        self._of_clusters: Mapping[str, Sequence[Host]] = {}
+        self._assignments: dict[str, bytes] = {}  # by cluster, of those that were asked for
         self._boot = f"{time.time_ns() // 1_000_000:x}"
         self._number = 0
         self._pushes = self._acks = self._nacks = 0
@@ -83,7 +84,7 @@ class EndpointDiscovery:
         hosts = tuple(hosts)
         if hosts == self._hosts:
             return
-        self._hosts, self._assignments = hosts, _assignments(hosts)
+        self._hosts, self._of_clusters, self._assignments = hosts, _of_clusters(hosts), {}
         self._first_s = self.clock_s() if self._first_s is None else self._first_s
         self._number += 1
         for subscriber in tuple(self._subscribers):
@@ -125,7 +126,13 @@ class EndpointDiscovery:
 
     def resource(self, cluster: str) -> bytes:
         """The endpoints of `cluster`; none for one that has no engine now, as Envoy must be sent that too."""
-        return self._assignments.get(cluster) or _assignment(cluster, ())
+        hosts = self._of_clusters.get(cluster)
+        if hosts is None:
+            return _assignment(cluster, ())
+        made = self._assignments.get(cluster)
+        if made is None:
+            made = self._assignments[cluster] = _assignment(cluster, hosts)
+        return made
 
     def pushed(self) -> None:
         self._pushes += 1
@@ -237,14 +244,14 @@ class _StreamCall:
         self._subscriber.closed()
 
 
-def _assignments(hosts: Sequence[Host]) -> dict[str, bytes]:
-    """The resources by cluster: all engines, and those of each model."""
+def _of_clusters(hosts: Sequence[Host]) -> dict[str, Sequence[Host]]:
+    """All engines, and those of each model. Each host lists all its names in each of them, so an assignment for each
+    of hundreds of adapters, of which few are asked for, would take seconds."""
     by_model: dict[str, list[Host]] = {}
     for host in hosts:
         for name in dict.fromkeys((host.model, *host.names)):
             by_model.setdefault(name, []).append(host._replace(model=name))
-    resources = {model_cluster(model): _assignment(model_cluster(model), of_it) for model, of_it in by_model.items()}
-    return resources | {ENGINES_CLUSTER: _assignment(ENGINES_CLUSTER, hosts)}
+    return {model_cluster(model): of_it for model, of_it in by_model.items()} | {ENGINES_CLUSTER: hosts}
 
 
 def _assignment(cluster: str, hosts: Sequence[Host]) -> bytes:
