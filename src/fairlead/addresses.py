@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from typing import Annotated, Final
 
 from pydantic import AfterValidator
@@ -42,6 +43,16 @@ def is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def canonical(host: str, port: int) -> str:
+    """`ip:port` or `[v6]:port` as Envoy writes it, which says in this form who served. Raises ValueError for a name."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        ip = socket.inet_ntop(family, socket.inet_pton(family, host))
+    except OSError:
+        raise ValueError(f'"{host}" is not an IP address') from None
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def _is_ipv6(text: str) -> bool:

@@ -11,8 +11,10 @@ from textwrap import dedent
 import pytest
 
 import fairlead
+from fairlead.api import body_limits
 from fairlead.core.pool import ANY_MODEL, Pool
 from fairlead.dialects import DEFAULT, DIALECTS, KvPublisher, ServerInfo, dialect_called, owner_is, read_models
+from fairlead.dialects.models_page import MOST_NAME_CHARACTERS
 from fairlead.dialects.sglang import read_info
 from fairlead.dialects.vllm import transfers_safely
 from tests.core.world import make_endpoint
@@ -77,6 +79,16 @@ def test_a_page_of_models_is_read_as_requests_name_them(engine: str, names: list
     assert [card.name for card in cards] == names
     assert [card.parent for card in cards] == [None, "base", None]
     assert [card.max_model_len for card in cards] == [2048, None, None]
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "a\x00", "a\u2028b", "x" * 257, None, 7, ["a"]])
+def test_what_no_request_or_header_can_name_is_no_model(name: object) -> None:
+    page = {"data": [{"id": name}, {"id": "meta/llama 3.1-\u6a21"}]}
+    assert [card.name for card in read_models(page, DIALECTS["vllm"])] == ["meta/llama 3.1-\u6a21"]
+
+
+def test_a_name_is_as_long_as_a_request_may_write_it() -> None:
+    assert MOST_NAME_CHARACTERS == body_limits.MOST_NAME_CHARACTERS
 
 
 @pytest.mark.parametrize("page", [None, [], {}, {"data": 7}, {"data": [[]]}])

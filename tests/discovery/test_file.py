@@ -33,6 +33,11 @@ def test_an_entry_is_an_address_or_a_mapping(path: Path) -> None:
     )
 
 
+def test_an_address_is_as_envoy_writes_it_which_says_in_this_form_who_served(path: Path) -> None:
+    replace(path, "- '[FD00:0::1]:08000'\n- '[::ffff:10.0.0.1]:1'\n")
+    assert [each.address for each in read_endpoints(path)] == ["[fd00::1]:8000", "[::ffff:10.0.0.1]:1"]
+
+
 def test_json_is_read_too(path: Path) -> None:
     replace(path, '[{"address": "10.0.0.1:8000", "labels": {"zone": "a"}}]')
     assert read_endpoints(path) == (DiscoveredEndpoint("10.0.0.1:8000", labels={"zone": "a"}),)
@@ -52,6 +57,11 @@ def test_json_is_read_too(path: Path) -> None:
         ("- {address: 'a:1', role: prefill, kv_connector: sglang}", "[0]: bootstrap: is required with"),
         ("- {address: 'a:1', bootstrap: b}", '"b" has no port'),
         ("- 7", "[0]: Expected `object`, got `int`"),
+        ("- vllm-0:8000", '[0]: "vllm-0" is not an IP address; write one, or put the name under pool.endpoints or'),
+        ("- '[fe80::1%eth0]:8000'", '[0]: "fe80::1%eth0" is not an IP address'),
+        ("- {address: '10.0.0.1:1', models: ['']}", "[0]: '' cannot be the name of a model"),
+        ('- {address: "10.0.0.1:1", models: ["a\\nb"]}', "[0]: 'a\\nb' cannot be the name of a model"),
+        ("- '[::1]:8000'\n- '[0:0::1]:8000'", '[1]: "[::1]:8000" is listed twice; remove one'),
         ("- &a [*a]", "[0]: "),
         pytest.param("[" * 100_000, "is nested too deep to be a list of endpoints", id="deep"),
         pytest.param("- " + "[" * 1_000_000, "is nested too deep to be a list of endpoints", id="deep YAML"),

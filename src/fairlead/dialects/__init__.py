@@ -13,7 +13,7 @@ from pkgutil import iter_modules
 from typing import Final
 
 from fairlead.dialects.dialect import Dialect, Gift, KvConnector, KvPublisher, Reading, ServerInfo
-from fairlead.dialects.models_page import ModelCard, read_models
+from fairlead.dialects.models_page import ModelCard, is_name, read_models
 
 __all__ = [
     "DEFAULT",
@@ -26,6 +26,7 @@ __all__ = [
     "Reading",
     "ServerInfo",
     "dialect_called",
+    "is_name",
     "owner_is",
     "read_models",
     "titles",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from fairlead.dialects.dialect import Dialect
+
+MOST_NAME_CHARACTERS: Final = 256  # a request for a longer one is refused
+MOST_CARDS: Final = 4096  # of one engine
 
 
 class ModelCard(msgspec.Struct, frozen=True, gc=False):
@@ -19,11 +22,17 @@ class ModelCard(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_models(page: Any, dialect: Dialect) -> tuple[ModelCard, ...]:
-    """The cards of a decoded page, in its order; what is not one is left out. Never raises."""
+    """The cards of a decoded page, in its order; what is not one, or not a name, is left out. Never raises."""
     listed = page.get("data") if isinstance(page, dict) else None
-    cards = [card for card in listed if isinstance(card, dict)] if isinstance(listed, list) else []
-    names = {name for card in cards if isinstance(name := card.get("id"), str)}
-    return tuple(_card(card, names, dialect) for card in cards if isinstance(card.get("id"), str))
+    listed = listed[:MOST_CARDS] if isinstance(listed, list) else []
+    cards = [card for card in listed if isinstance(card, dict) and is_name(card.get("id"))]
+    names = {card["id"] for card in cards}
+    return tuple(_card(card, names, dialect) for card in cards)
+
+
+def is_name(name: object) -> bool:
+    """Whether a request can name a model so, and a header of its answer, too: Envoy refuses control characters."""
+    return isinstance(name, str) and 0 < len(name) <= MOST_NAME_CHARACTERS and name.isprintable()
 
 
 def _card(card: dict[str, Any], names: set[str], dialect: Dialect) -> ModelCard:

@@ -18,9 +18,9 @@ from typing import Any, Final, Literal
 import msgspec
 import yaml
 
-from fairlead.addresses import host_and_port
+from fairlead.addresses import canonical, host_and_port
 from fairlead.core.endpoint import BY_ROOM, Role
-from fairlead.dialects import dialect_called
+from fairlead.dialects import dialect_called, is_name
 from fairlead.discovery.source import DiscoveredEndpoint, EndpointSet, SourceStatus, UnusableError
 
 POLL_S: Final = 0.25
@@ -130,7 +130,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 def _endpoint(entry: object) -> DiscoveredEndpoint:
     read = msgspec.convert({"address": entry} if isinstance(entry, str) else entry, _Entry)
-    host_and_port(read.address)
+    host, port = host_and_port(read.address)
     if read.engine:
         dialect_called(read.engine)
     if read.kv_connector == BY_ROOM and read.role == "both":
@@ -141,6 +141,14 @@ def _endpoint(entry: object) -> DiscoveredEndpoint:
         raise ValueError(
             "bootstrap: is required with kv_connector sglang and role prefill: its bootstrap server, HOST:PORT"
         )
+    for name in read.models:
+        if not is_name(name):
+            raise ValueError(f"{name[:40]!r} cannot be the name of a model; write printable characters, 256 at most")
+    try:
+        read.address = canonical(host, port)
+    except ValueError as error:  # Envoy would refuse all endpoints for it
+        message = "write one, or put the name under pool.endpoints or discovery.dns, where it is looked up"
+        raise ValueError(f"{error}; {message}") from None
     return DiscoveredEndpoint(**msgspec.structs.asdict(read))
 
 
