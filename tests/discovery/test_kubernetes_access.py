@@ -83,6 +83,47 @@ def test_a_kubeconfig_may_have_a_token_file_next_to_it(tmp_path: Path) -> None:
     assert access.headers() == {"authorization": "Bearer t"}
 
 
+def test_a_kubeconfig_that_is_replaced_counts_from_the_next_request(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path, users=[{"name": "u", "user": {"token": "old"}}])
+    access = from_kubeconfig(path)
+    assert access.renewed() is access
+    path.rename(tmp_path / "before")  # its i-node is not given to the new one
+    kubeconfig(tmp_path, users=[{"name": "u", "user": {"token": "new"}}])
+    assert access.renewed().headers() == {"authorization": "Bearer new"}
+
+
+def test_a_client_certificate_that_is_replaced_counts_from_the_next_request(tmp_path: Path) -> None:
+    access = from_kubeconfig(kubeconfig(tmp_path))
+    certificate, key = Authority(tmp_path / "another").issue("client")
+    for file, new in (("client.pem", certificate), ("client.key", key)):
+        new.replace(next(tmp_path.joinpath("ca").rglob(file)))
+    renewed = access.renewed()
+    assert renewed.client_certificate != access.client_certificate
+    assert renewed.tls() is not access.tls()
+
+
+def test_another_current_context_does_not_lead_to_another_cluster(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path)
+    access = from_kubeconfig(path)
+    document = yaml.safe_load(path.read_text())
+    document["contexts"].append({"name": "there", "context": {"cluster": "d", "user": "u"}})
+    document["clusters"].append({"name": "d", "cluster": {"server": "https://10.9.9.9"}})
+    path.rename(tmp_path / "before")
+    path.write_text(yaml.safe_dump(document | {"current-context": "there"}))
+    assert access.renewed() is not access
+    assert access.renewed().url == access.url
+
+
+def test_a_kubeconfig_that_is_gone_is_explained_and_counts_again_when_it_is_back(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path)
+    access = from_kubeconfig(path)
+    path.rename(tmp_path / "away")
+    with pytest.raises(UserError, match="cannot be read"):
+        access.renewed()
+    (tmp_path / "away").rename(path)
+    assert access.renewed() is access
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.discovery.kubernetes.endpoints import Seen, of_pods, of_slices
+from fairlead.discovery.kubernetes.endpoints import Seen, of_pods, of_slices, without_port
 from fairlead.discovery.kubernetes.objects import EndpointSlice, Pod
 from fairlead.discovery.source import DiscoveredEndpoint
 
@@ -193,6 +193,46 @@ def test_the_port_of_a_service_is_named_where_it_has_several() -> None:
     assert list(of_slices(slices, None)) == []
     assert [endpoint.address for endpoint, _ in of_slices(slices, "http")] == ["10.0.0.1:8000"]
     assert [endpoint.address for endpoint, _ in of_slices(slices, "9100")] == ["10.0.0.1:9100"]
+
+
+@pytest.mark.parametrize(
+    ("port", "sentence"),
+    [
+        (None, "port is not written, and it has http (8000), metrics (9100); write port: the name or number of one"),
+        ("grpc", 'its port "grpc" is not there, and it has http (8000), metrics (9100)'),
+        ("dns", 'its port "dns" is not there'),
+        ("http", ""),
+    ],
+)
+def test_a_port_by_which_no_endpoint_is_reached_is_explained(port: str | None, sentence: str) -> None:
+    ports = (
+        {"name": "http", "port": 8000},
+        {"name": "metrics", "port": 9100},
+        {"name": "dns", "port": 53, "protocol": "UDP"},
+    )
+    slices = [slice_of({"addresses": ["10.0.0.1"]}, ports=ports), slice_of(ports=())]
+    mistake = without_port(slices, port)
+    assert mistake.startswith(sentence)
+    assert bool(mistake) == bool(sentence)
+
+
+def test_a_service_without_endpoints_needs_no_port() -> None:
+    assert without_port([slice_of(ports=())], "http") == ""
+
+
+def test_a_slice_without_the_port_is_no_mistake_where_another_has_it() -> None:
+    old = slice_of({"addresses": ["10.0.0.1"]}, ports=({"name": "web", "port": 80},))
+    new = slice_of({"addresses": ["10.0.0.2"]}, ports=({"name": "http", "port": 8000},))
+    assert without_port([old, new], "http") == ""
+
+
+def test_an_address_is_as_envoy_writes_it() -> None:
+    assert [each.address for each in settled(pod(ip="FD00:0::1"))] == ["[fd00::1]:8000"]
+
+
+def test_names_of_an_annotation_that_no_request_can_write_do_not_count() -> None:
+    (found,) = settled(pod(annotations={"fairlead/model": "llama,, a\nb ,mistral"}))
+    assert found.models == ("llama", "mistral")
 
 
 pods_of = st.lists(

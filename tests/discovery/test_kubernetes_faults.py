@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from fairlead.discovery.kubernetes.access import Access
+from fairlead.config.kubernetes import Kubernetes
+from fairlead.discovery.kubernetes import source
+from fairlead.discovery.kubernetes.access import Access, from_kubeconfig
 from fairlead.discovery.kubernetes.api import Api
 from fairlead.discovery.kubernetes.objects import Pod
 from fairlead.discovery.kubernetes.reflector import Reflector
+from fairlead.discovery.source import SourceStatus
 from tests.waiting import until
 
 WITHIN_S = 60.0
@@ -74,8 +77,8 @@ async def server() -> AsyncIterator[tuple[FakeApiServer, str]]:
 
 
 @asynccontextmanager
-async def following(url: str, **access: Any) -> AsyncIterator[Reflector[Pod]]:
-    async with Api(Access(url, **access)) as api:
+async def following(url: str, *, access: Access | None = None, **more: Any) -> AsyncIterator[Reflector[Pod]]:
+    async with Api(access or Access(url, **more)) as api:
         path = "/api/v1/namespaces/n/pods"
         reflector = Reflector(api, path, Pod, {}, changed=lambda: None, reported=lambda _: None, lasts_s=1)
         task = asyncio.create_task(reflector.run())
@@ -163,6 +166,63 @@ async def test_a_token_is_read_again_when_it_has_expired(server: tuple[FakeApiSe
         await until(lambda: reflector.trouble is not None and reflector.trouble.code == 401)
         token.write_text("new\n")
         await until(lambda: names(reflector) == {"a"})
+
+
+async def test_a_kubeconfig_that_is_replaced_is_read_again(server: tuple[FakeApiServer, str], tmp_path: Path) -> None:
+    fake, url = server
+    path = tmp_path / "kubeconfig"
+
+    def write(token: str) -> None:
+        new = tmp_path / token
+        document = {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {"token": token}}],
+        }
+        new.write_text(json.dumps(document))
+        new.replace(path)
+
+    write("old")
+    fake.list_status = lambda found: 200 if found == "Bearer new" else 401
+    fake.pods = [pod("a")]
+    async with following(url, access=from_kubeconfig(path)) as reflector:
+        await until(lambda: reflector.trouble is not None and reflector.trouble.code == 401)
+        path.unlink()
+        await until(lambda: "cannot be read" in str(reflector.trouble))
+        write("new")
+        await until(lambda: names(reflector) == {"a"})
+        assert reflector.trouble is None
+
+
+async def test_a_service_whose_port_is_not_named_keeps_its_last_set_and_says_what_to_write(
+    server: tuple[FakeApiServer, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake, url = server
+    monkeypatch.setattr(source, "access_of", lambda *_: Access(url, "n"))
+    slices = {"endpoints": [{"addresses": ["10.0.0.1"]}], "ports": [{"name": "http", "port": 8000}]}
+    more = slices | {"ports": [*slices["ports"], {"name": "metrics", "port": 9100}]}
+    changes: asyncio.Queue[Json] = asyncio.Queue()
+
+    async def watch(response: web.StreamResponse, _: int) -> None:
+        while change := await changes.get():
+            await response.write(event("MODIFIED", change))
+
+    fake.pods, fake.watch = [pod("s") | slices], watch
+    status = SourceStatus("kubernetes", asyncio.get_running_loop().time)
+    followed = source.KubernetesSource(Kubernetes(service="llm"), tmp_path)
+    async with asyncio.timeout(WITHIN_S), aclosing(followed.sets(status)) as sets:  # type: ignore[type-var]
+        assert [each.address for each in await anext(sets)] == ["10.0.0.1:8000"]
+        coming = asyncio.ensure_future(anext(sets))
+        changes.put_nowait(pod("s", 2) | more)
+        await until(lambda: status.error)
+        changes.put_nowait({})
+        await until(lambda: len(fake.watched_from) == 2)
+        assert "service llm: port is not written, and it has http (8000), metrics (9100)" in status.error
+        assert not coming.done()
+        changes.put_nowait(pod("s", 4) | slices | {"endpoints": [{"addresses": ["10.0.0.2"]}]})
+        assert [each.address for each in await coming] == ["10.0.0.2:8000"]
+        assert status.error == ""
 
 
 async def test_events_are_read_however_they_are_cut_and_however_long_they_are(

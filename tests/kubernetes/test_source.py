@@ -125,6 +125,8 @@ async def test_a_pool_that_changes_is_followed(tmp_path: Path, namespace: Namesp
         await found.until(lambda: found.taking() == {"10.0.0.2:9000"})
         namespace.delete_pool("pool")
         await found.until(lambda: found.status.endpoints == ())
+        namespace.pool("pool", {"app": "sglang"}, [8000])
+        await found.until(lambda: found.taking() == {"10.0.0.2:8000"})
 
 
 async def test_a_selector_is_what_kubectl_takes(tmp_path: Path, namespace: Namespace) -> None:

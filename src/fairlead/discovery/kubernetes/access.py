@@ -1,7 +1,7 @@
 """How to reach the API server, and as whom: a pod's service account, or a kubeconfig.
 
-Tokens and certificate authorities rotate while the sidecar runs, so both are read from their files again when they
-change. Credentials of a kubeconfig that come from another program (`exec`) are not supported.
+Tokens, certificates and their authorities rotate while the sidecar runs, so they are read from their files again when
+they change, and so is a kubeconfig. Credentials of one that come from another program (`exec`) are not supported.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import binascii
 import os
 import ssl
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,14 @@ class Access:
     verifies: bool = True
     _context: ssl.SSLContext | None = field(default=None, repr=False)
     _seen: tuple[int, int] | None = field(default=None, repr=False)  # of the file with the authorities
+    _files: Mapping[Path, tuple[int, int] | None] = field(default_factory=dict, repr=False)  # that all of this is from
+    _read_again: Callable[[], Access] | None = field(default=None, repr=False)
+
+    def renewed(self) -> Access:
+        """This, or what a kubeconfig says now that was replaced, or a file that it names. Raises UserError."""
+        if self._read_again is None or _stamps(self._files) == self._files:
+            return self
+        return self._read_again()
 
     def headers(self) -> dict[str, str]:
         """Of one request: kubelet replaces the token's file well before the token expires. Raises OSError."""
@@ -48,8 +56,7 @@ class Access:
         """Of one request. Raises OSError (of which SSLError is one) for files that cannot be read."""
         seen = None
         if self.ca_file is not None:
-            stat = self.ca_file.stat()
-            seen = stat.st_mtime_ns, stat.st_ino
+            seen = _stamp(self.ca_file.stat())
         if self._context is None or seen != self._seen:
             self._context, self._seen = self._made(), seen
         return self._context
@@ -108,6 +115,8 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
     if "exec" in user or "auth-provider" in user:
         message = "its user's credentials come from another program, which is not supported"
         raise UserError(f"{where}: {message}; use a token, a tokenFile or a client certificate")
+    named = [(cluster, "certificate-authority"), (user, "client-certificate"), (user, "client-key")]
+    files = _stamps([path, *(path.parent / str(entry[name]) for entry, name in named if entry.get(name))])
     try:
         authority = _data(cluster, "certificate-authority", path)
         certificate, key = _data(user, "client-certificate", path), _data(user, "client-key", path)
@@ -122,7 +131,18 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
         ca_data=authority.decode("ascii", "replace"),
         client_certificate=(certificate, key) if certificate and key else None,
         verifies=not cluster.get("insecure-skip-tls-verify"),
+        _files=files,
+        _read_again=lambda: from_kubeconfig(path, chosen),  # whatever its current context is by then
     )
+
+
+def _stamps(files: Iterable[Path]) -> dict[Path, tuple[int, int] | None]:
+    """Of those that are there; reading one that is not says so better."""
+    return {file: _stamp(file.stat()) if file.exists() else None for file in files}
+
+
+def _stamp(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_mtime_ns, stat.st_ino
 
 
 def _entry(document: Mapping[str, Any], group: str, kind: str, name: str, where: str) -> Mapping[str, Any]:

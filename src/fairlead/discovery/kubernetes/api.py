@@ -14,6 +14,7 @@ import msgspec
 
 from fairlead.discovery.kubernetes.access import Access
 from fairlead.discovery.kubernetes.objects import Status
+from fairlead.errors import UserError
 
 _CONNECT_S: Final = 5.0
 _LIST_S: Final = 60.0  # thousands of pods through a busy API server
@@ -71,8 +72,8 @@ class Api:
         """A 200. What goes wrong until the end of the `with` is raised as ApiError."""
         if self._session is None:
             self._session = aiohttp.ClientSession()
-        access = self.access
         try:
+            access = self.access = self.access.renewed()
             asked = self._session.get(
                 access.url + path,
                 params=parameters,
@@ -85,8 +86,10 @@ class Api:
                 if answer.status != 200:
                     raise ApiError(answer.status, _reason(answer.status, await answer.content.read(65_536)))
                 yield answer
+        except UserError as error:
+            raise ApiError(0, str(error)) from None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise ApiError(0, f"{access.url} does not answer ({str(error) or type(error).__name__})") from None
+            raise ApiError(0, f"{self.access.url} does not answer ({str(error) or type(error).__name__})") from None
 
 
 def _reason(code: int, body: bytes) -> str:

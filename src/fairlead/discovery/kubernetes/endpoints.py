@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from fairlead.addresses import canonical
 from fairlead.core.endpoint import BY_PROXY, BY_ROOM, Role
-from fairlead.dialects import DIALECTS
+from fairlead.dialects import DIALECTS, is_name
 from fairlead.discovery.kubernetes.objects import EndpointSlice, Pod, SlicePort
 from fairlead.discovery.source import DiscoveredEndpoint, EndpointSet
 
@@ -65,13 +66,13 @@ def of_pods(pods: Iterable[Pod], ports: Sequence[int]) -> Iterable[tuple[Discove
             if active and str(port) not in active:
                 continue
             endpoint = DiscoveredEndpoint(
-                address=_address(status.pod_ip, port),
-                models=tuple(part.strip() for part in _first(said, MODEL).split(",") if part.strip()),
+                address=canonical(status.pod_ip, port),
+                models=tuple(name for part in _first(said, MODEL).split(",") if is_name(name := part.strip())),
                 engine=engine if engine in DIALECTS else "",  # the engine itself is asked
                 region=_first(said, REGION),
                 role=role,
                 kv_connector=connector,
-                bootstrap=_address(status.pod_ip, _bootstrap_port(said)) if meets else "",
+                bootstrap=canonical(status.pod_ip, _bootstrap_port(said)) if meets else "",
                 labels={"pod": metadata.name} | ({"rank": str(rank)} if len(ports) > 1 else {}),
                 capability=_file(_first(said, CAPABILITY)),
                 draining=not takes,
@@ -94,11 +95,29 @@ def of_slices(slices: Collection[EndpointSlice], port: str | None) -> Iterable[t
             conditions = listed.conditions
             takes = conditions is None or (conditions.ready is not False and not conditions.terminating)
             for ip in listed.addresses[:1]:  # more are the same endpoint's
-                yield DiscoveredEndpoint(address=_address(ip, number), draining=not takes), takes
+                yield DiscoveredEndpoint(address=canonical(ip, number), draining=not takes), takes
+
+
+def without_port(slices: Collection[EndpointSlice], port: str | None) -> str:
+    """What is wrong where none of the endpoints can be reached at that port; empty otherwise."""
+    filled = [each for each in slices if each.endpoints]
+    if not filled or any(_port(each.ports or (), port) is not None for each in filled):
+        return ""
+    has = sorted({_shown(each) for one in filled for each in _tcp(one.ports or ())}) or ["none"]
+    asked = "port is not written" if port is None else f'its port "{port}" is not there'
+    return f"{asked}, and it has {', '.join(has)}; write port: the name or number of one for TCP"
+
+
+def _shown(port: SlicePort) -> str:
+    return f"{port.name} ({port.port})" if port.name else str(port.port)
+
+
+def _tcp(ports: Sequence[SlicePort]) -> list[SlicePort]:
+    return [each for each in ports if each.protocol in (None, "TCP") and each.port is not None]
 
 
 def _port(ports: Sequence[SlicePort], wanted: str | None) -> int | None:
-    known = [each for each in ports if each.protocol in (None, "TCP")]
+    known = _tcp(ports)
     if wanted is None:
         return known[0].port if len(known) == 1 else None
     return next((each.port for each in known if wanted in (each.name, str(each.port))), None)
@@ -124,7 +143,3 @@ def _bootstrap_port(said: Mapping[str, str]) -> int:
 def _file(name: str) -> str:
     """`name`, unless it leaves the folder of the configuration: whoever writes pods need not be its owner."""
     return "" if name.startswith("/") or ".." in name.split("/") else name
-
-
-def _address(ip: str, port: int) -> str:
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

@@ -13,7 +13,7 @@ import msgspec
 from fairlead.config.kubernetes import Kubernetes
 from fairlead.discovery.kubernetes import access
 from fairlead.discovery.kubernetes.api import Api
-from fairlead.discovery.kubernetes.endpoints import Seen, of_pods, of_slices
+from fairlead.discovery.kubernetes.endpoints import Seen, of_pods, of_slices, without_port
 from fairlead.discovery.kubernetes.objects import (
     EndpointSlice,
     InferenceModelRewrite,
@@ -105,6 +105,7 @@ class _Following:
         self._failed = failed
         self._confirmed = confirmed
         self._running: dict[Reflector[Any], asyncio.Task[None]] = {}
+        self._unusable = ""  # why what was read cannot be used
 
     async def __aenter__(self) -> Self:
         return self
@@ -143,11 +144,20 @@ class _Following:
     def leave(self, reflector: Reflector[Any]) -> None:
         self._running.pop(reflector).cancel()
 
+    def is_usable(self, mistake: str) -> bool:
+        """Whether there is none; one is reported until it is gone."""
+        if mistake and mistake != self._unusable:
+            self._failed(mistake)
+        elif self._unusable and not mistake:
+            self._confirmed()
+        self._unusable = mistake
+        return not mistake
+
     def _report(self, reporting: Reflector[Any]) -> None:
         if reporting.trouble is not None:
             self._failed(_explained(reporting))
             self._changed.set()  # others may have waited for it
-        elif all(each.trouble is None for each in self._running):
+        elif not self._unusable and all(each.trouble is None for each in self._running):
             self._confirmed()
 
 
@@ -230,7 +240,15 @@ def _service(
 ) -> Callable[[], list[tuple[DiscoveredEndpoint, bool]] | None]:
     selected = {"labelSelector": f"kubernetes.io/service-name={service}"}
     slices = following.follow("endpointslices", EndpointSlice, selected, "/apis/discovery.k8s.io/v1")
-    return lambda: list(of_slices(slices.objects.values(), port)) if slices.is_synced else None
+
+    def listed() -> list[tuple[DiscoveredEndpoint, bool]] | None:
+        found = slices.objects.values()
+        mistake = without_port(found, port)
+        if not slices.is_synced or not following.is_usable(f"service {service}: {mistake}" if mistake else ""):
+            return None
+        return list(of_slices(found, port))
+
+    return listed
 
 
 def _explained(reporting: Reflector[Any]) -> str:
