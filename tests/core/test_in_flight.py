@@ -53,6 +53,15 @@ def idle(world: World) -> bool:
     return all(e.own == e.load == Load() for e in world.router.pool.endpoints)
 
 
+@pytest.mark.parametrize(("code", "doubted"), [(404, True), (400, False), (200, False), (500, False)])
+def test_an_engine_that_answers_404_may_not_serve_what_it_listed(code: int, doubted: bool) -> None:
+    world, _ = world_of_two()
+    in_flight = sent(world)
+    in_flight.served(in_flight.address, code, 2.0, in_one_piece=True)
+    assert [e.models_are_doubted for e in world.router.pool.endpoints if e.address == in_flight.address] == [doubted]
+    in_flight.ended(3.0)
+
+
 def test_what_is_sent_counts_as_load_as_cached_and_as_the_sessions_binding_until_it_ends() -> None:
     world, tuner = world_of_two()
     in_flight = sent(world)

@@ -19,6 +19,7 @@ from fairlead.core.health import FIRST_COOL_DOWN_S, HALF, REQUEST_FAILURES_TO_EJ
 from fairlead.core.in_flight import InFlight
 from fairlead.core.pool import Pool
 from fairlead.core.router import Router
+from fairlead.engines import watch
 from fairlead.engines.ask import connect_ms
 from fairlead.engines.metrics_text import MOST_BYTES
 from fairlead.engines.observer import Observers
@@ -393,6 +394,19 @@ async def test_a_list_of_models_that_cannot_be_used_leaves_the_context_unknown(
         assert counts(observers, endpoint).faults == 0
     assert endpoint.max_model_len is None
     assert endpoint.health.healthy
+
+
+async def test_an_engine_that_answered_404_is_asked_at_the_next_probe_what_it_serves(
+    engine: FakeEngine, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_MODELS_S", 1e9)
+    engine.models = b'{"data":[{"id":"m"},{"id":"sql"}]}'
+    async with watching([endpoint]):
+        await until(lambda: endpoint.identity.models == ("m", "sql"))
+        engine.models = b'{"data":[{"id":"m"}]}'
+        endpoint.models_are_doubted = True
+        await until(lambda: endpoint.identity.models == ("m",))
+    assert not endpoint.models_are_doubted
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])

@@ -10,17 +10,23 @@ import pytest
 from structlog.testing import capture_logs
 
 from fairlead.config import parse
-from fairlead.core.reported import EngineReport
+from fairlead.core.load import Load
+from fairlead.core.reported import EngineIdentity, EngineReport
 from fairlead.extproc.services import Services
 from fairlead.serving import tend
 from fairlead.serving.build import build
 from fairlead.serving.in_force import InForce
+from tests.extproc.world import Conversation, as_response, chat, request_body, request_headers
 from tests.waiting import until
 
 
 @pytest.fixture
 async def services() -> Services:
-    config = parse("pool: {endpoints: [{address: '127.0.0.1:1', model: m}]}")
+    return await made_of("pool: {endpoints: [{address: '127.0.0.1:1', model: m}]}")
+
+
+async def made_of(text: str) -> Services:
+    config = parse(text)
     made = build(config, Path())
     await made.cascades.escalation.open()
     await InForce(made, Path()).apply(config)
@@ -49,6 +55,31 @@ async def test_upkeep_goes_on_after_a_fault_of_ours_which_is_counted(
     assert services.recorder.background_failures == 1
     assert "on purpose" in services.recorder.last_background_failure
     assert capacities[0][0] == "127.0.0.1:1"
+
+
+async def test_who_waits_for_an_adapter_that_is_unloaded_is_told_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tend, "_TEND_S", 0.001)
+    pool = "pool: {endpoints: [{address: '127.0.0.1:1', model: m}], models: {m: {prefill_ms_per_token: 1}}}"
+    services = await made_of(f"{pool}\nadmission: {{begin_within_ms: 1000}}")
+    (endpoint,) = services.router.pool.endpoints
+    endpoint.identified(EngineIdentity("1", ("m", "sql"), adapters=("sql",)))
+    services.router.pool = services.router.pool.renewed()
+    endpoint.take(Load(1, 20_000, 20_000))  # for longer than anybody waits
+    waiting, other = Conversation(services), Conversation(services)
+    waiting.say(request_headers(), request_body(chat("sql")))
+    other.say(request_headers(), request_body(chat("m")))
+    assert services.admission.queue.requests == 2
+    endpoint.identified(EngineIdentity("1", ("m",)))
+    upkeep = asyncio.create_task(tend.tend(services))
+    held = waiting.stream.held
+    assert held is not None
+    (reply,) = await asyncio.wait_for(held, 60)
+    upkeep.cancel()
+    await asyncio.wait([upkeep])
+    assert as_response(reply).immediate_response.status.code == 404
+    assert services.admission.queue.requests == 1
+    other.stream.close()
+    await services.observers.stop()
 
 
 async def test_each_fault_is_reported_once_with_its_last_cause(services: Services) -> None:

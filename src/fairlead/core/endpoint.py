@@ -120,6 +120,7 @@ class Endpoint:
         "indexed_generation",
         "last_chosen",
         "model",
+        "models_are_doubted",
         "notify",
         "own",
         "passed_over",
@@ -152,6 +153,7 @@ class Endpoint:
         self.revision = 0
         self.report: EngineReport = UNKNOWN
         self.identity: EngineIdentity = UNIDENTIFIED
+        self.models_are_doubted = False  # it answered a request 404: it may not serve what it listed
         self.health = Health()
         self.own = Load()
         self.peers = Load()

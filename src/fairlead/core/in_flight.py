@@ -29,6 +29,7 @@ Feedback = Callable[[Decision, Outcome, float], None]
 Phase = Literal["admitted", "sent", "served", "ended", "withdrawn"]
 
 CLIENT_ERROR: Final = 400
+NOT_FOUND: Final = 404
 SERVER_ERROR: Final = 500
 QUEUE_FULL: Final = (429, 503)
 NEARLY_FULL: Final = 0.75  # of a KV cache: the next prompt may find no room
@@ -218,6 +219,8 @@ class InFlight:
         elif code >= SERVER_ERROR:
             if not self._lost_prefill:
                 endpoint.health.failed(now_s)
+        elif code == NOT_FOUND:
+            endpoint.models_are_doubted = True
         elif not refused:
             endpoint.served_s = now_s
             endpoint.health.succeeded()

@@ -128,7 +128,7 @@ class Watch:
         self._probed(reason is None)
         if reason is None and self._identified != self.endpoint.generation:
             await self._identify()
-        elif reason is None and self._clock_s() - self._listed_s >= _MODELS_S:
+        elif reason is None and (self.endpoint.models_are_doubted or self._clock_s() - self._listed_s >= _MODELS_S):
             await self._list_models()
 
     def _probed(self, answered: bool) -> None:
@@ -177,7 +177,7 @@ class Watch:
         self._listed_s = self._clock_s()
 
     async def _list_models(self) -> None:
-        self._listed_s = self._clock_s()
+        self._listed_s, self.endpoint.models_are_doubted = self._clock_s(), False
         try:
             page = await self._ask(self._for_health, MODELS, _INFO_BYTES)
         except UnansweredError:

@@ -105,8 +105,7 @@ class WaitingRoom:
         for endpoint in self.admission.router.pool.endpoints:
             endpoint.notify = None if rules is None else self._on_endpoint
         self.admission.use(rules, self._clock_s())
-        if self.admission.queue.requests:
-            self._wake()
+        self.pool_changed()
 
     def terms(self, headers: Headers, route: str) -> Terms:
         level = self.naming.level(headers, route)
@@ -145,6 +144,11 @@ class WaitingRoom:
 
     def leave(self, waiting: Waiting) -> None:
         self.admission.leave(waiting)
+
+    def pool_changed(self) -> None:
+        """Who waits for a model or adapter that nobody serves any more need not wait."""
+        if self.admission.queue.requests:
+            self._wake()
 
     def drain(self) -> None:
         """All that waits is refused now, and so is whatever would wait."""

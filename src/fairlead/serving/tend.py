@@ -31,6 +31,7 @@ async def tend(services: Services) -> None:
         router = services.router
         if (renewed := router.pool.renewed()) is not router.pool:
             router.pool = renewed
+            services.waiting.pool_changed()
             services.discovery.look_again()  # an engine may serve another model
             if services.pool_is_known:
                 services.envoys.publish(hosts_of(renewed))
