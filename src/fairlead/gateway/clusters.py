@@ -180,6 +180,7 @@ def sidecar_cluster(config: Config, mode: Mode) -> Part:
                 "timeout": seconds(1000),
                 "interval": seconds(1000),
                 "no_traffic_interval": seconds(1000),
+                "unhealthy_interval": seconds(250),  # of one that is back, the sooner the better
                 "unhealthy_threshold": 1 if several else 2,  # asking another one costs little
                 "healthy_threshold": 1,
             }
