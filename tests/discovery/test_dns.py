@@ -105,6 +105,34 @@ async def test_while_the_server_fails_the_last_set_stays(server: DnsServer) -> N
     assert await coming == ["10.0.0.2:8000"]
 
 
+async def test_more_addresses_than_a_datagram_holds_are_all_found(server: DnsServer) -> None:
+    server.set(NAME, A=[f"10.0.0.{number}" for number in range(1, 201)])
+    engines = follow(server)
+    assert len(await engines.next()) == 200
+
+
+@pytest.mark.parametrize("rcode", [dns.rcode.SERVFAIL, dns.rcode.REFUSED, dns.rcode.NOTIMP])
+async def test_a_server_that_fails_for_the_family_that_it_does_not_have_is_no_trouble(
+    server: DnsServer, rcode: dns.rcode.Rcode
+) -> None:
+    server.set(NAME, A=["10.0.0.1"])
+    server.rcode, server.failing = rcode, {"AAAA"}
+    engines = follow(server)
+    assert await engines.next() == ["10.0.0.1:8000"]
+
+
+async def test_addresses_of_a_family_stay_while_the_server_fails_for_it(server: DnsServer) -> None:
+    server.set(NAME, A=["10.0.0.1"], AAAA=["fd00::1"])
+    engines = follow(server)
+    assert await engines.next() == ["10.0.0.1:8000", "[fd00::1]:8000"]
+    server.rcode, server.failing = dns.rcode.SERVFAIL, {"AAAA"}
+    coming = asyncio.ensure_future(engines.next())
+    await until(lambda: engines.status.failures)
+    server.set(NAME, A=["10.0.0.2"], AAAA=["fd00::2"])
+    server.rcode = dns.rcode.NOERROR
+    assert await coming == ["10.0.0.2:8000", "[fd00::2]:8000"]
+
+
 async def test_that_there_is_no_engine_left_is_believed_only_when_it_is_said_again(server: DnsServer) -> None:
     server.set(NAME, A=["10.0.0.1"])
     engines = follow(server)

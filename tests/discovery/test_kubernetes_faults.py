@@ -200,7 +200,7 @@ async def test_a_service_whose_port_is_not_named_keeps_its_last_set_and_says_wha
 ) -> None:
     fake, url = server
     monkeypatch.setattr(source, "access_of", lambda *_: Access(url, "n"))
-    slices = {"endpoints": [{"addresses": ["10.0.0.1"]}], "ports": [{"name": "http", "port": 8000}]}
+    slices: Json = {"endpoints": [{"addresses": ["10.0.0.1"]}], "ports": [{"name": "http", "port": 8000}]}
     more = slices | {"ports": [*slices["ports"], {"name": "metrics", "port": 9100}]}
     changes: asyncio.Queue[Json] = asyncio.Queue()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -145,7 +146,12 @@ def test_of_many_adapters_only_the_clusters_that_are_asked_for_are_made(
 ) -> None:
     made: list[str] = []
     real = endpoint_discovery._assignment
-    monkeypatch.setattr(endpoint_discovery, "_assignment", lambda name, hosts: made.append(name) or real(name, hosts))
+
+    def assignment(cluster: str, hosts: Sequence[Host]) -> bytes:
+        made.append(cluster)
+        return real(cluster, hosts)
+
+    monkeypatch.setattr(endpoint_discovery, "_assignment", assignment)
     envoys = [Envoy(world, "engines", "model:small", "model:sql"), Envoy(world, "engines", "model:small")]
     for envoy in envoys:
         envoy.ask()

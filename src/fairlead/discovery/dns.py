@@ -48,6 +48,7 @@ class DnsSource:
         self._port = port
         self._like = like
         self._servers = servers
+        self._had: set[tuple[str, dns.rdatatype.RdataType]] = set()  # families of hosts that have had addresses
 
     async def sets(self, status: SourceStatus) -> AsyncIterator[EndpointSet]:
         resolver = _resolver(self._servers)
@@ -71,13 +72,35 @@ class DnsSource:
 
     async def _look_up(self, resolver: dns.asyncresolver.Resolver) -> _Found:
         if self._port is not None:
-            return await _with_port(resolver, self._host, self._port)
+            return await self._with_port(resolver, self._host, self._port)
         records, ttl_s = await _ask(resolver, self._host, dns.rdatatype.SRV)
         # Port 0 is none, as in the record that says "no such service" (RFC 2782).
         hosts = sorted({(str(record.target).rstrip("."), int(record.port)) for record in records if record.port})
-        each = await asyncio.gather(*(_with_port(resolver, host, port) for host, port in hosts))
+        names = {host for host, _ in hosts}
+        self._had = {(host, kind) for host, kind in self._had if host in names}
+        each = await asyncio.gather(*(self._with_port(resolver, host, port) for host, port in hosts))
         addresses = dict.fromkeys(address for found in each for address in found.addresses)
         return _Found(tuple(addresses), min([ttl_s, *(found.ttl_s for found in each)]))
+
+    async def _with_port(self, resolver: dns.asyncresolver.Resolver, host: str, port: int) -> _Found:
+        """Some servers fail every question for a family that they have no addresses of: then the other's count."""
+        asked = await asyncio.gather(*(_ask(resolver, host, kind) for kind in _ADDRESSES), return_exceptions=True)
+        ips: list[str] = []
+        ttl_s, failure = LONGEST_TTL_S, None
+        for kind, answer in zip(_ADDRESSES, asked, strict=True):
+            if isinstance(answer, BaseException):
+                if (host, kind) in self._had or not isinstance(answer, UnusableError):
+                    raise answer
+                failure = answer
+            elif answer[0]:
+                self._had.add((host, kind))
+                ips += sorted(str(record.address) for record in answer[0])
+                ttl_s = min(ttl_s, answer[1])
+        if not ips:
+            if failure is not None:
+                raise failure
+            ips, ttl_s = await _of_this_machine(host), _LOCAL_TTL_S
+        return _Found(tuple(f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip in ips), ttl_s)
 
 
 def _resolver(servers: Sequence[str]) -> dns.asyncresolver.Resolver:
@@ -91,15 +114,6 @@ def _resolver(servers: Sequence[str]) -> dns.asyncresolver.Resolver:
         resolver.nameservers = [dns.nameserver.Do53Nameserver(*host_and_port(server)) for server in servers]
     resolver.lifetime = _LOOKUP_S
     return resolver
-
-
-async def _with_port(resolver: dns.asyncresolver.Resolver, host: str, port: int) -> _Found:
-    (v4, v4_ttl_s), (v6, v6_ttl_s) = await asyncio.gather(*(_ask(resolver, host, kind) for kind in _ADDRESSES))
-    ips = sorted(str(record.address) for record in v4) + sorted(str(record.address) for record in v6)
-    ttl_s = min(v4_ttl_s if v4 else LONGEST_TTL_S, v6_ttl_s if v6 else LONGEST_TTL_S)
-    if not ips:
-        ips, ttl_s = await _of_this_machine(host), _LOCAL_TTL_S
-    return _Found(tuple(f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip in ips), ttl_s)
 
 
 async def _ask(
