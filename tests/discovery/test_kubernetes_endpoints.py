@@ -226,8 +226,17 @@ def test_a_slice_without_the_port_is_no_mistake_where_another_has_it() -> None:
     assert without_port([old, new], "http") == ""
 
 
-def test_an_address_is_as_envoy_writes_it() -> None:
-    assert [each.address for each in settled(pod(ip="FD00:0::1"))] == ["[fd00::1]:8000"]
+@pytest.mark.parametrize(
+    ("ip", "address"),
+    [
+        ("FD00:0::1", "[fd00::1]:8000"),
+        ("::ffff:10.0.0.1", "[::ffff:10.0.0.1]:8000"),
+        ("010.000.0.08", "10.0.0.8:8000"),
+    ],
+)
+def test_an_address_is_as_envoy_writes_it(ip: str, address: str) -> None:
+    assert [each.address for each in settled(pod(ip=ip))] == [address]
+    assert [each.address for each, _ in of_slices([slice_of({"addresses": [ip]})], None)] == [address]
 
 
 def test_names_of_an_annotation_that_no_request_can_write_do_not_count() -> None:

@@ -66,13 +66,13 @@ def of_pods(pods: Iterable[Pod], ports: Sequence[int]) -> Iterable[tuple[Discove
             if active and str(port) not in active:
                 continue
             endpoint = DiscoveredEndpoint(
-                address=canonical(status.pod_ip, port),
+                address=_address(status.pod_ip, port),
                 models=tuple(name for part in _first(said, MODEL).split(",") if is_name(name := part.strip())),
                 engine=engine if engine in DIALECTS else "",  # the engine itself is asked
                 region=_first(said, REGION),
                 role=role,
                 kv_connector=connector,
-                bootstrap=canonical(status.pod_ip, _bootstrap_port(said)) if meets else "",
+                bootstrap=_address(status.pod_ip, _bootstrap_port(said)) if meets else "",
                 labels={"pod": metadata.name} | ({"rank": str(rank)} if len(ports) > 1 else {}),
                 capability=_file(_first(said, CAPABILITY)),
                 draining=not takes,
@@ -95,7 +95,7 @@ def of_slices(slices: Collection[EndpointSlice], port: str | None) -> Iterable[t
             conditions = listed.conditions
             takes = conditions is None or (conditions.ready is not False and not conditions.terminating)
             for ip in listed.addresses[:1]:  # more are the same endpoint's
-                yield DiscoveredEndpoint(address=canonical(ip, number), draining=not takes), takes
+                yield DiscoveredEndpoint(address=_address(ip, number), draining=not takes), takes
 
 
 def without_port(slices: Collection[EndpointSlice], port: str | None) -> str:
@@ -143,3 +143,8 @@ def _bootstrap_port(said: Mapping[str, str]) -> int:
 def _file(name: str) -> str:
     """`name`, unless it leaves the folder of the configuration: whoever writes pods need not be its owner."""
     return "" if name.startswith("/") or ".." in name.split("/") else name
+
+
+def _address(ip: str, port: int) -> str:
+    """The API server takes zeros before a number of an IPv4 address, and reads it as decimal."""
+    return canonical(ip if ":" in ip else ".".join(part.lstrip("0") or "0" for part in ip.split(".")), port)
