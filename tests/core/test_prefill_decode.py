@@ -117,6 +117,18 @@ def test_a_long_queue_at_the_prefill_endpoint_is_too_expensive() -> None:
     assert ask(world).hop is None
 
 
+def test_prompts_that_should_be_computed_by_now_no_longer_wait_at_the_prefill_endpoint() -> None:
+    world = pool()
+    busy(world)
+    asked = msgspec.structs.replace(request(tokens=LONG), may_split=True)
+    waits_ms = []
+    for now_s in (0.0, 0.0, 3600.0):
+        in_flight = world.router.admit(asked, now_s=now_s)
+        assert isinstance(in_flight, InFlight)
+        waits_ms.append(choice(in_flight).split.wait_ms)
+    assert waits_ms == [0, pytest.approx(0.1 * LONG), 0]
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"kv_connector": "mooncake"}, {"kv_connector": ""}, {"identity": EngineIdentity("0.18.1")}, {"model": "other"}],
