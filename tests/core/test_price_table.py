@@ -78,6 +78,7 @@ changes = st.one_of(
     st.tuples(st.just("carries"), at, loads),
     st.tuples(st.just("restart"), at),
     st.tuples(st.just("adapters"), at, st.sampled_from([(), ("legal",), ("other", "another")])),
+    st.tuples(st.just("strangers"), at, st.sampled_from([(0, 0), (3, 0), (9, 40)])),
     st.tuples(st.just("identified"), at, st.sampled_from([None, 500, 5000])),
     st.tuples(st.just("respecified"), at, st.sampled_from(MODELS)),
     st.tuples(st.just("drain"), at),
@@ -156,6 +157,19 @@ class History:
                 endpoint.reported(
                     EngineReport(running_requests=1, adapter_slots=2, running_adapters=value, stale=False)
                 )
+            case "strangers":
+                endpoint.usual_prefill_tokens = 500.0
+                running, waiting = value
+                for read_s in (1.0, 1.25):
+                    endpoint.reported(
+                        EngineReport(
+                            running_requests=running,
+                            waiting_requests=waiting,
+                            read_s=read_s,
+                            changed_s=read_s,
+                            stale=False,
+                        )
+                    )
             case "identified":
                 endpoint.identified(EngineIdentity(max_model_len=value))
             case "respecified":

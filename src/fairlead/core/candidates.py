@@ -28,6 +28,7 @@ class Standing(msgspec.Struct, frozen=True, gc=False):
     decoding_requests: int
     answer_tokens: float
     fixed_ms: float
+    strangers_tokens: int
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -52,13 +53,14 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     waiting_requests: int = 0
     kv_usage: float = 0.0
     used_tokens: int = 0  # in the KV cache, as the engine reports
-    least_inflight_requests: int = 0  # at any candidate of this request
+    least_inflight_requests: int = 0  # at any candidate of this request, strangers' too
     output_tokens: float = USUAL_ANSWER_TOKENS  # expected of the answer here
     batch_slowdown: float = USUAL_SLOWDOWN
     rtt_spread_ms: float = 0.0  # by which measurements of the round trip differ
     answer_tokens: float = USUAL_ANSWER_TOKENS  # of this model's answers on average, whatever this request allows
     adapter: AdapterNeed | None = None  # None: it names none, or has it loaded
     fixed_ms: float = 0.0  # of a request here, whatever its length
+    strangers_tokens: int = 0  # of requests that no sidecar we know of sent, which wait for prefill
 
 
 def fitting(endpoints: Sequence[Endpoint], request: RequestFacts) -> Sequence[Endpoint]:
@@ -84,7 +86,7 @@ def candidates(
     limit, name = request.max_output_tokens, request.name
     least = least_inflight
     if least is None:
-        least = min([e._load.inflight_requests for e in endpoints], default=0)
+        least = min([e._load.inflight_requests + e._strangers.inflight_requests for e in endpoints], default=0)
     options = []
     capability, success_probability = None, 1.0
     for e in endpoints:
@@ -124,6 +126,7 @@ def candidates(
                 answer_tokens,
                 needs.get(e.address) if needs else None,
                 speed.fixed_ms,
+                e._strangers.pending_prefill_tokens,
             )
         )
     return options

@@ -24,6 +24,7 @@ from fairlead.core.load import Load
 from fairlead.core.prefills import PrefillEstimate
 from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, EngineReport
 from fairlead.core.running_limit import RunningLimit
+from fairlead.core.strangers import NOBODY, strangers
 from fairlead.core.warm_in import WarmIn
 from fairlead.dialects import DIALECTS
 
@@ -33,6 +34,7 @@ _TOO_MANY_REQUESTS: Final = 429
 _UNAVAILABLE: Final = 503
 MOST_PASSED_OVER: Final = 3  # requests, of an endpoint that has never answered any,
 PASSED_OVER_S: Final = 1.0  # over so long
+_NEWEST: Final = 0.05  # its weight in how long our prompts usually are
 USUAL_SLOWDOWN: Final = 0.015  # of decoding alone, by each other request; until samples at different loads show it
 USUAL_ANSWER_TOKENS: Final = 256.0  # until answers were observed
 
@@ -112,6 +114,7 @@ class Endpoint:
         "_rtt_spread_ms",
         "_spec",
         "_speed",
+        "_strangers",
         "adapters",
         "address",
         "answered_s",
@@ -131,6 +134,7 @@ class Endpoint:
         "revision",
         "running_limit",
         "served_s",
+        "usual_prefill_tokens",
         "warm_in",
     )
 
@@ -141,6 +145,7 @@ class Endpoint:
     _rtt_spread_ms: float
     _spec: EndpointSpec
     _speed: Speed
+    _strangers: Load
     generation = _Revised[int]("_generation")  # grows when the engine restarts: what it had cached is gone
     load = _Revised[Load]("_load")
     max_model_len = _Revised["int | None"]("_max_model_len")
@@ -148,6 +153,7 @@ class Endpoint:
     rtt_spread_ms = _Revised[float]("_rtt_spread_ms")  # by which measurements of it differ; at most itself
     spec = _Revised[EndpointSpec]("_spec")
     speed = _Revised[Speed]("_speed")
+    strangers = _Revised[Load]("_strangers")  # of routers and clients that we know nothing of; see `core.strangers`
 
     def __init__(self, spec: EndpointSpec) -> None:
         self.revision = 0
@@ -170,6 +176,8 @@ class Endpoint:
         self.passed_over = 0  # requests that chose it and were answered elsewhere, since its last answer
         self.generation = 0
         self.prefilled_tokens = 0  # since the start
+        self.usual_prefill_tokens = 0.0  # of one of our prompts
+        self.strangers = NOBODY
         self.prefills = PrefillEstimate()
         self.indexed_generation = 0  # of the engine that holds what the prefix index keeps
         self.last_chosen = 0  # the number of the decision that chose it last
@@ -193,6 +201,10 @@ class Endpoint:
         """The engine reported its state. A number that moves shows that it has stepped since its last report."""
         before, self.report = self.report, report
         self.adapters.reported(report)
+        if report.stale or report.read_s != before.read_s:  # else it is the same page again
+            others = strangers(before, report, self._load.inflight_requests, self.usual_prefill_tokens)
+            if others != self._strangers:
+                self.strangers = others
         if report.waiting_requests is None or report.read_s is None or before.read_s is None or report.stale:
             return
         if report.changed_s == report.read_s and before.changed_s is not None:
@@ -206,6 +218,12 @@ class Endpoint:
             self.prefills.reported(round(waiting * ours), step_began_s - self.rtt_ms / 1e3, report.read_s)
         if self.notify is not None:
             self.notify(self)
+
+    def prefilled(self, tokens: int) -> None:
+        """So many tokens of one of our prompts were computed here."""
+        self.prefilled_tokens += tokens
+        usual = self.usual_prefill_tokens
+        self.usual_prefill_tokens = usual + _NEWEST * (tokens - usual) if usual else float(tokens)
 
     def peers_reported(self, load: Load) -> None:
         """What the other sidecars have in flight here."""

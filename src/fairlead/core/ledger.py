@@ -28,6 +28,8 @@ class Loaded(Protocol):
 
     def give_back(self, load: Load) -> None: ...
 
+    def prefilled(self, tokens: int) -> None: ...
+
 
 class Ticket:
     """The load of one request at one endpoint. Every method may be called again and then does nothing."""
@@ -80,7 +82,7 @@ class Ticket:
             return
         pending = load.pending_prefill_tokens
         endpoint.take(Load(0, 0, -pending, 1))
-        endpoint.prefilled_tokens += pending
+        endpoint.prefilled(pending)
         self._load = Load(1, load.inflight_prompt_tokens, 0, 1)
 
     def recomputes(self, uncached_tokens: int) -> None:

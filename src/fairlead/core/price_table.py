@@ -171,7 +171,7 @@ class PriceTable:
 
     def _row(self, policy: Priced, endpoint: Endpoint) -> tuple[float, ...]:
         """Ms once, of prefill, contention and decoding; tokens of an answer, requests in flight, kind, spread."""
-        load, speed, spec = endpoint.load, endpoint.speed, endpoint.spec
+        load, others, speed, spec = endpoint.load, endpoint.strangers, endpoint.speed, endpoint.spec
         network_ms, fixed_ms, queue_ms, prefill_ms, contention_ms, decode_ms, spread_ms = policy.prices(
             Standing(
                 endpoint.rtt_ms,
@@ -184,10 +184,11 @@ class PriceTable:
                 load.decoding_requests,
                 speed.answer_tokens,
                 speed.fixed_ms,
+                others.pending_prefill_tokens,
             )
         )
         kind = self._kind(self._name or spec.model, spec.capability_of(self._name or ""))
-        answer_tokens, inflight = speed.answer_tokens, load.inflight_requests
+        answer_tokens, inflight = speed.answer_tokens, load.inflight_requests + others.inflight_requests
         once_ms = network_ms + fixed_ms + queue_ms
         return once_ms, prefill_ms, contention_ms, decode_ms, answer_tokens, inflight, kind, spread_ms
 

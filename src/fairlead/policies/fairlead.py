@@ -3,7 +3,7 @@
 cost = (rtt_weight * rtt + fixed
         + prefill_ms_per_token * uncached * (1 + evict_weight + crowd_weight * least in-flight of all candidates
                                                + stall_weight * decoding)
-        + prefill_ms_per_token * queue_weight * pending
+        + prefill_ms_per_token * queue_weight * (pending + strangers)
         + adapter_weight * (wait for a slot + load, which counts as prefill that takes as long)
         + decode_ms_per_token * (output + batch_weight * batch_slowdown * in-flight
                                           * (output + max(0, least_answer_tokens - usual answer)))
@@ -52,7 +52,7 @@ class Fairlead(Rule, frozen=True):
         """What each unit costs at one candidate, in ms. The formula is written only here."""
         prefill_ms, decode_ms = at.prefill_ms_per_token, at.decode_ms_per_token
         alongside = self.batch_weight * at.batch_slowdown * at.inflight_requests
-        queue_ms = prefill_ms * self.queue_weight * at.pending_prefill_tokens
+        queue_ms = prefill_ms * self.queue_weight * (at.pending_prefill_tokens + at.strangers_tokens)
         if at.answer_tokens < self.least_answer_tokens:
             queue_ms += decode_ms * alongside * (self.least_answer_tokens - at.answer_tokens)
         return (
