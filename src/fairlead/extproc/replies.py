@@ -39,39 +39,28 @@ _SHORTEST_HOLE, _LONGEST_HOLE = 8, 64  # request ids that a reply is made for in
 _OVERWRITE: Final = HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 
 REQUEST_HEADERS: Final = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
-_SHOW_RESPONSE_HEADERS: Final = ProcessingMode(
-    request_header_mode="SEND",
-    response_header_mode="SEND",  # not before: Envoy's own protocol errors must not wait for us
-    request_body_mode=BUFFERED,
-    request_trailer_mode="SKIP",
-    response_trailer_mode="SEND",
-)
-SKIP_BODY: Final = ProcessingMode(  # it need not come here
-    request_header_mode="SEND",
-    response_header_mode="SEND",
-    request_body_mode=NONE,
-    response_body_mode=NONE,
-    request_trailer_mode="SKIP",
-    response_trailer_mode="SEND",
-)
-BY_CHUNKS: Final = ProcessingMode(  # as it is already, and the headers of the answer
-    request_header_mode="SEND",
-    response_header_mode="SEND",
-    request_body_mode=FULL_DUPLEX_STREAMED,
-    response_body_mode=NONE,
-    request_trailer_mode="SEND",
-    response_trailer_mode="SEND",
-)
-BY_CHUNKS_BOTH_WAYS: Final = ProcessingMode(
-    request_header_mode="SEND",
-    response_header_mode="SEND",
-    request_body_mode=FULL_DUPLEX_STREAMED,
-    response_body_mode=FULL_DUPLEX_STREAMED,
-    request_trailer_mode="SEND",
-    response_trailer_mode="SEND",
-)
+
+
+def _shown(request_body: int = NONE, response_body: int = NONE, *, request_trailers: bool = False) -> ProcessingMode:
+    """What Envoy shows from now on. An answer's headers are shown from here and not before: Envoy's own protocol
+    errors must not wait for us."""
+    return ProcessingMode(
+        request_header_mode="SEND",
+        response_header_mode="SEND",
+        request_body_mode=request_body,
+        response_body_mode=response_body,
+        request_trailer_mode="SEND" if request_trailers else "SKIP",
+        response_trailer_mode="SEND",
+    )
+
+
+SKIP_BODY: Final = _shown()  # it need not come here
+BY_CHUNKS: Final = _shown(FULL_DUPLEX_STREAMED, request_trailers=True)  # as it is already, and the answer's headers
+BY_CHUNKS_BOTH_WAYS: Final = _shown(FULL_DUPLEX_STREAMED, FULL_DUPLEX_STREAMED, request_trailers=True)
+_SHOW_RESPONSE_BODY: Final = _shown(response_body=STREAMED)  # BUFFERED would fail a body beyond Envoy's buffer
+_HOLD_RESPONSE_BODY: Final = _shown(response_body=BUFFERED)
 REQUEST_HEADERS_OF_A_BODY: Final = ProcessingResponse(
-    request_headers=HeadersResponse(), mode_override=_SHOW_RESPONSE_HEADERS
+    request_headers=HeadersResponse(), mode_override=_shown(BUFFERED)
 ).SerializeToString()
 REQUEST_BODY: Final = ProcessingResponse(request_body=BodyResponse()).SerializeToString()
 REQUEST_TRAILERS: Final = ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString()
@@ -284,19 +273,3 @@ def immediate(answer: HttpAnswer, headers: Iterable[Header] = ()) -> bytes:
             status=HttpStatus(code=answer.status), headers=_mutation(own), body=answer.body, details=answer.details
         )
     ).SerializeToString()
-
-
-_SHOW_RESPONSE_BODY = ProcessingMode(
-    request_header_mode="SEND",
-    response_header_mode="SEND",
-    response_body_mode=STREAMED,  # BUFFERED would fail a body beyond Envoy's buffer
-    request_trailer_mode="SKIP",
-    response_trailer_mode="SEND",
-)
-_HOLD_RESPONSE_BODY = ProcessingMode(
-    request_header_mode="SEND",
-    response_header_mode="SEND",
-    response_body_mode=BUFFERED,
-    request_trailer_mode="SKIP",
-    response_trailer_mode="SEND",
-)
