@@ -12,10 +12,6 @@ from fairlead.api.refusals import HttpAnswer
 from fairlead.extproc.body import Body, LongBody, pieces_of
 from fairlead.extproc.body import whole as whole_body
 from fairlead.extproc.pb.ext_proc_pb2 import (
-    BUFFERED,
-    FULL_DUPLEX_STREAMED,
-    NONE,
-    STREAMED,
     BodyMutation,
     BodyResponse,
     CommonResponse,
@@ -41,7 +37,9 @@ _OVERWRITE: Final = HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_
 REQUEST_HEADERS: Final = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
 
 
-def _shown(request_body: int = NONE, response_body: int = NONE, *, request_trailers: bool = False) -> ProcessingMode:
+def _shown(
+    request_body: str = "NONE", response_body: str = "NONE", *, request_trailers: bool = False
+) -> ProcessingMode:
     """What Envoy shows from now on. An answer's headers are shown from here and not before: Envoy's own protocol
     errors must not wait for us."""
     return ProcessingMode(
@@ -55,12 +53,12 @@ def _shown(request_body: int = NONE, response_body: int = NONE, *, request_trail
 
 
 SKIP_BODY: Final = _shown()  # it need not come here
-BY_CHUNKS: Final = _shown(FULL_DUPLEX_STREAMED, request_trailers=True)  # as it is already, and the answer's headers
-BY_CHUNKS_BOTH_WAYS: Final = _shown(FULL_DUPLEX_STREAMED, FULL_DUPLEX_STREAMED, request_trailers=True)
-_SHOW_RESPONSE_BODY: Final = _shown(response_body=STREAMED)  # BUFFERED would fail a body beyond Envoy's buffer
-_HOLD_RESPONSE_BODY: Final = _shown(response_body=BUFFERED)
+BY_CHUNKS: Final = _shown("FULL_DUPLEX_STREAMED", request_trailers=True)  # as it is already, and the answer's headers
+BY_CHUNKS_BOTH_WAYS: Final = _shown("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED", request_trailers=True)
+_SHOW_RESPONSE_BODY: Final = _shown(response_body="STREAMED")  # BUFFERED would fail a body beyond Envoy's buffer
+_HOLD_RESPONSE_BODY: Final = _shown(response_body="BUFFERED")
 REQUEST_HEADERS_OF_A_BODY: Final = ProcessingResponse(
-    request_headers=HeadersResponse(), mode_override=_shown(BUFFERED)
+    request_headers=HeadersResponse(), mode_override=_shown("BUFFERED")
 ).SerializeToString()
 REQUEST_BODY: Final = ProcessingResponse(request_body=BodyResponse()).SerializeToString()
 REQUEST_TRAILERS: Final = ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString()
