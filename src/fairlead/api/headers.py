@@ -9,6 +9,8 @@ from typing import Final
 
 # Of a request, set by its client.
 REQUEST_ID: Final = b"x-request-id"
+AUTHORIZATION: Final = b"authorization"
+API_KEY: Final = b"x-api-key"  # Anthropic's
 TRACEPARENT: Final = b"traceparent"  # of the W3C's Trace Context
 SESSION_ID: Final = b"x-session-id"
 ATTEMPTED_MODELS: Final = b"x-fairlead-attempted-models"

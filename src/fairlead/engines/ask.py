@@ -18,7 +18,8 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from fairlead.access import PLAIN, Access
 from fairlead.addresses import host_and_port
-from fairlead.engines.credentials import AUTHORIZATION, credentials_of
+from fairlead.api.headers import AUTHORIZATION
+from fairlead.engines.credentials import credentials_of
 from fairlead.errors import UserError
 
 Reason = Literal["timeout", "connect", "protocol", "too_large"]

@@ -16,7 +16,6 @@ from typing import Final, TypeVar
 from fairlead.access import Access
 from fairlead.errors import UserError
 
-AUTHORIZATION: Final = b"authorization"
 _KEY: Final = re.compile(rb"[\x21-\x7e]{1,4096}")
 _Stamp = tuple[int, int, int]
 _Read = TypeVar("_Read")

@@ -12,11 +12,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from fairlead.api.headers import API_KEY, AUTHORIZATION
 from fairlead.errors import UserError
 from fairlead.extproc.headers import Headers
 
-AUTHORIZATION: Final = b"authorization"
-API_KEY: Final = b"x-api-key"  # Anthropic's
 _BEARER: Final = re.compile(rb"bearer +(.+)", re.IGNORECASE)
 _LINE: Final = re.compile(r"(\S+)\s+([0-9a-fA-F]{64})")
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from fairlead.api.headers import (
+    API_KEY,
     ATTEMPTED_MODELS,
     CONTEXT_REUSE,
     NOT_FOR_ENGINES,
@@ -36,7 +37,7 @@ _REQUEST: Final = NOT_FOR_ENGINES.union(
         CONTEXT_REUSE,
         TASK,
         TEST_SELECTION,
-        b"x-api-key",
+        API_KEY,
     ),
     (name.encode() for name in PASSED_ON),
 )

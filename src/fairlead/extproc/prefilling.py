@@ -23,7 +23,6 @@ from fairlead.core.trace import Part
 from fairlead.engines.alongside import MOST_S
 from fairlead.engines.remote_prefill import Header, NotPrefilledError
 from fairlead.extproc.body import Body, whole
-from fairlead.extproc.client_keys import API_KEY, AUTHORIZATION
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.pick import Pick
 from fairlead.extproc.routed import routed
@@ -121,6 +120,6 @@ def _headers(exchange: Exchange) -> list[Header]:
     """Of the request, what the engine that computes its prompt needs too: who asks, and for whose trace."""
     own, services = exchange.headers, exchange.services
     if services.clients.path is not None:  # a client's key is for this gateway alone
-        own = {name: value for name, value in own.items() if name not in (AUTHORIZATION, API_KEY)}
+        own = {name: value for name, value in own.items() if name not in (names.AUTHORIZATION, names.API_KEY)}
     passed = [(name, own[name]) for name in (*_PASSED_ON, *services.inner_headers) if name in own]
     return [*passed, (names.REQUEST_ID, exchange.request_id)]

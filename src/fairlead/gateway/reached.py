@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from fairlead.access import Access
+from fairlead.api.headers import API_KEY, AUTHORIZATION
 from fairlead.config import Config
 from fairlead.gateway.parts import Part, type_url
 
@@ -56,7 +57,9 @@ def sockets(config: Config) -> Part:
 def filters(config: Config) -> list[Part]:
     """Upstream filters, before the codec, that take a client's key away and add a host's; none where nobody has one."""
     # A client's key is for this gateway. A cascade's own requests show it again, so it goes here and not before.
-    of_clients = [] if config.clients is None else [_mutation({"remove": "authorization"}, {"remove": "x-api-key"})]
+    of_clients = (
+        [] if config.clients is None else [_mutation(*({"remove": name.decode()} for name in (AUTHORIZATION, API_KEY)))]
+    )
     names = [secret["name"] for secret in secrets(config)]
     if not names:
         return of_clients
@@ -98,7 +101,7 @@ def _injector(name: str) -> Part:
             "typed_config": {
                 "@type": type_url(generic),
                 "credential": {"name": name},
-                "header": "authorization",
+                "header": AUTHORIZATION.decode(),
                 "header_value_prefix": "Bearer ",
             },
         },
