@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,9 @@ async def test_a_profile_taken_through_envoy_and_a_plan_that_follows_the_traffic
     for number in range(25):  # enough samples to plan from
         await asked(pool, number=number)
     watching = asyncio.create_task(asyncio.to_thread(lambda: list(watch_windows(planner, watched, 8))))
+    numbers = itertools.cycle(range(30))  # as hard as the profile: only the rate is another
     while not watching.done():
-        await asked(pool)
+        await asked(pool, number=next(numbers))
     lines = await watching
     assert lines[0].startswith("moved: requests a second: 1000 ->"), lines
     assert lines[1].startswith("planned again: thresholds 100;"), lines
