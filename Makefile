@@ -158,7 +158,7 @@ pictures: $(INSTALLED) ## The pictures of docs/pictures/: dashboards and the sta
 	@.ci/install-system-parts
 	$(BIN)/python -m scripts.pictures
 
-bare-image: $(INSTALLED) ## The Dockerfile's steps in a bare root, and its image run there; needs root and debootstrap, five minutes.
+bare-image: $(INSTALLED) ## The Dockerfile's steps in a bare root, and its image run there; needs root and debootstrap; long on a busy machine.
 	$(BIN)/python -m scripts.bare_image
 
 docs: ## The documentation as a site in .docs/site, built strictly: every link and heading that a page names is there.
