@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fairlead.api.body_limits import MOST_ITEMS
+from fairlead.api.body_limits import INLINE, MOST_ITEMS
 from fairlead.extproc.body import whole
 from fairlead.extproc.body_reader import BodyReader
 from fairlead.extproc.held_bytes import HeldBytes
 from fairlead.extproc.pb import ext_proc_pb2 as pb
-from fairlead.extproc.pick import Pick, pick
+from fairlead.extproc.pick import Pick, pick, read_inline
 from fairlead.extproc.reading import Question
 from fairlead.extproc.request import HttpRequest
 from fairlead.extproc.services import Services
@@ -125,6 +125,30 @@ async def test_no_body_keeps_the_event_loop_or_load(family: str, size: int, read
     assert _in_flight(shared) == 0
     assert shared.held.bytes == 0
     assert shared.recorder.stream_failures == 0
+
+
+IN_A_PART = b'{"content":[{"image":0}]}'
+WHERE_PARTS_STAND = {
+    "a message": b'{"model":"small","messages":[{"role":"user","content":[%b]}]}',
+    "the input of a response": b'{"model":"small","input":[%b]}',
+    "a prompt": b'{"model":"small","prompt":[%b]}',
+}
+
+
+@pytest.mark.parametrize("body", WHERE_PARTS_STAND.values(), ids=WHERE_PARTS_STAND)
+def test_lists_with_images_are_counted_before_each_is_parsed_between_two_requests(body: bytes) -> None:
+    def is_read_inline(parts: int) -> bool:
+        whole_body = body % b",".join([IN_A_PART] * parts)
+        return read_inline(HttpRequest(CHAT, {}, b"", whole_body)) is not None
+
+    assert is_read_inline(INLINE.items_with_media // 4)
+    assert not is_read_inline(INLINE.items_with_media // 2 + 1)  # a part is two objects
+
+
+def test_messages_of_one_image_are_counted_before_each_is_parsed_between_two_requests() -> None:
+    message = b'{"role":"user","content":[{"image":0}]}'
+    messages = b'{"model":"small","messages":[%b]}' % b",".join([message] * (INLINE.items_with_media + 1))
+    assert read_inline(HttpRequest(CHAT, {}, b"", messages)) is None
 
 
 @pytest.mark.parametrize("depth", [100, 500, 900, *range(960, 1000), 5000, 100_000])

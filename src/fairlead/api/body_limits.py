@@ -5,14 +5,24 @@ Every limit is far above what a real request has; they bound the work that a cra
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 MOST_ITEMS: Final = 131_072  # objects and lists of a body, outside of its strings; messages and parts among them
 MOST_KEYS: Final = 4 * MOST_ITEMS  # of all its objects
-MOST_ITEMS_INLINE: Final = 4096  # messages, and as many parts, of a body that is read between two other requests
 MOST_ATTEMPTED: Final = 32  # a longer list says nothing more, and penalty**attempts must stay a float
 MOST_NAME_CHARACTERS: Final = 256  # of a model
 _WINDOW_BYTES: Final = 1 << 20
+
+
+class Limits(NamedTuple):
+    """Of a body's messages, and as many parts; and of its parts where one is an image, as each list is then parsed."""
+
+    items: int
+    items_with_media: int
+
+
+OF_ANY: Final = Limits(MOST_ITEMS, MOST_ITEMS)
+INLINE: Final = Limits(4096, 1024)  # between two other requests
 
 
 def has_too_many_items(body: bytes, most: int = MOST_ITEMS) -> bool:

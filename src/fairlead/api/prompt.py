@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from fairlead.api.body_limits import MOST_ITEMS, MOST_NAME_CHARACTERS
+from fairlead.api.body_limits import MOST_ITEMS, MOST_NAME_CHARACTERS, OF_ANY, Limits
 from fairlead.api.cache_keys import cache_key
 from fairlead.api.json_body import (
     UNREADABLE,
@@ -72,10 +72,10 @@ _LONG_NAME: Final = Malformed(f"The model's name is longer than {MOST_NAME_CHARA
 _OPAQUE: Final = Prompt(None, b"", b"", 0, (), None)
 
 
-def parse(body: bytes, path: str, content_type: bytes = b"", most_items: int = MOST_ITEMS) -> Prompt | Malformed:
+def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF_ANY) -> Prompt | Malformed:
     """Read a request body that was sent to `path` (see `api.paths.plain_path`).
 
-    TOO_MANY, the object, is the answer to more than `most_items` messages or parts, before any work is done on each.
+    TOO_MANY, the object, is the answer to more messages or parts than `limits`, before any work is done on each.
     """
     if path not in GENERATION_PATHS:
         if content_type[:20].lower().startswith(b"multipart/form-data"):
@@ -94,13 +94,13 @@ def parse(body: bytes, path: str, content_type: bytes = b"", most_items: int = M
         )
     if read.model is not None and len(read.model) > MOST_NAME_CHARACTERS:
         return _LONG_NAME
-    if read.messages is not None and len(read.messages) > most_items:
+    if read.messages is not None and len(read.messages) > limits.items:
         return TOO_MANY
     reserved = _reserved(read)
     if isinstance(reserved, Malformed):
         return reserved
     try:
-        found = pieces_of(read, most_items)
+        found = pieces_of(read, limits)
     except UNREADABLE as error:  # in what was only passed over before
         return _no_json(error)
     if found is None:

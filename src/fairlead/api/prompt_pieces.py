@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from fairlead.api.body_limits import has_too_many_items
+from fairlead.api.body_limits import Limits, has_too_many_items
 from fairlead.api.json_body import NULL, UNSET, Body, Message, Slice
 from fairlead.api.media import MOST_PLACED, Media, stand_in
 from fairlead.api.spans import Span
@@ -33,7 +33,6 @@ _OPENING_BRACKET: Final = ord("[")
 _OPENING_BRACE: Final = ord("{")
 _OF_A_LIST: Final = (b"[",)
 _LEVELS: Final = 3  # of content within content: a message's part, the parts of a tool's result, and their documents
-_MOST_PARTS_BYTES: Final = 1 << 16  # of lists, as text: in fewer there are too few parts to count them first
 _first_byte: Final = Struct("c").unpack_from  # half the time of a memoryview
 
 
@@ -59,17 +58,17 @@ _TEXT_ALONE: Final = _Part()
 _LIST_OF_OBJECTS: Final = re.compile(rb"\s*\[\s*\{")
 
 
-def pieces_of(read: Body, most_items: int) -> tuple[list[_Piece], _Piece | None, list[Media], Span | None] | None:
+def pieces_of(read: Body, limits: Limits) -> tuple[list[_Piece], _Piece | None, list[Media], Span | None] | None:
     """The pieces, the last user message, the media, and which pieces are of the last assistant message.
 
-    None for more than `most_items` content parts.
+    None for more content parts than `limits`.
     """
     pieces: list[_Piece] = []
     media: list[Media] = []
     pieces += [part for part in (read.tools, read.documents) if part is not UNSET]
     for part in (read.instructions, read.system):
         if part is not UNSET:
-            if _has_many_parts(part, most_items):
+            if _has_many_parts(part, limits.items_with_media):
                 return None
             _add(part, pieces, media)
     messages = read.messages or ()
@@ -85,9 +84,11 @@ def pieces_of(read: Body, most_items: int) -> tuple[list[_Piece], _Piece | None,
             append(tool_calls)
     if lists:
         joined = b"[%b]" % b",".join(lists)
-        if _has_too_many_parts(joined, most_items):
+        if _has_too_many_parts(joined, limits.items):
             return None
         has_media = not _are_text_alone(joined)
+        if has_media and _has_too_many_parts(joined, limits.items_with_media):
+            return None
     if has_media:
         del pieces[before:]
         reply, user = _add_messages(messages, pieces, media)
@@ -99,7 +100,7 @@ def pieces_of(read: Body, most_items: int) -> tuple[list[_Piece], _Piece | None,
         user_text = asked[0] if len(asked) == 1 else _LINE_END.join([piece for piece in asked if _is_words(piece)])
     for part in (read.prompt, read.input, read.text, read.input_ids):
         if part is not UNSET:
-            if _has_many_parts(part, most_items):
+            if _has_many_parts(part, limits.items_with_media):
                 return None
             _add(part, pieces, media)
     return pieces, user_text, media, reply
@@ -171,13 +172,11 @@ def _last_of_each(messages: Sequence[Message], end: int) -> tuple[Span | None, S
 def _has_many_parts(value: msgspec.Raw, most_items: int) -> bool:
     """Whether a list has too many parts to read each; long texts and lists of token ids have none."""
     view = memoryview(value)
-    if len(view) <= _MOST_PARTS_BYTES or view[0] != _OPENING_BRACKET:
-        return False
-    return _has_too_many_parts(bytes(view), most_items)
+    return view[0] == _OPENING_BRACKET and _has_too_many_parts(bytes(view), most_items)
 
 
 def _has_too_many_parts(lists: bytes, most_items: int) -> bool:
-    return len(lists) > _MOST_PARTS_BYTES and lists.count(b"{") > most_items and has_too_many_items(lists, most_items)
+    return len(lists) > most_items and lists.count(b"{") > most_items and has_too_many_items(lists, most_items)
 
 
 def _are_text_alone(lists: bytes) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 from fairlead.admission.admission import retry_after_s
 from fairlead.api import headers as names
 from fairlead.api import refusals
-from fairlead.api.body_limits import MOST_ITEMS_INLINE
+from fairlead.api.body_limits import INLINE
 from fairlead.api.edits import edits
 from fairlead.api.json_body import split_models
 from fairlead.api.one_token import SPLIT_PATHS
@@ -68,7 +68,7 @@ def read_inline(request: HttpRequest) -> Read | Malformed | None:
     body = request.body
     if isinstance(body, LongBody) or len(body) > INLINE_BYTES:
         return None
-    prompt = parse(body, request.path, request.headers.get(b"content-type", b""), MOST_ITEMS_INLINE)
+    prompt = parse(body, request.path, request.headers.get(b"content-type", b""), INLINE)
     if isinstance(prompt, Malformed):
         return None if prompt is TOO_MANY else prompt
     return Read(prompt)
