@@ -305,7 +305,7 @@ def main() -> None:
             "",
             machine_facts(f"python benchmarks/hostile_bodies.py --mode {mode}", 0, machine, os.getloadavg()[0]),
             *lines,
-            f"- bodies sent: {len(every)}; waits of more than {LIMIT_MS:.0f} ms beside them: {_over(every)} of the "
+            f"- bodies sent: {len(every)}; waits of more than {LIMIT_MS:.0f} ms alongside them: {_over(every)} of the "
             f"neighbour, {_over(others)} of the other one; the goal is none on a quiet machine",
             f"- longest wait: {max(every):.1f} ms of the neighbour, {max(others):.1f} ms of the other one",
             "",

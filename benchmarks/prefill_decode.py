@@ -3,7 +3,7 @@
     python benchmarks/prefill_decode.py [--requests 100] [--seeds 1] [--jobs 2]
 
 Writes benchmarks/results/prefill_decode.md. Three traffics of prompts that share nothing, of 1, 4 and 16 thousand
-tokens with a short question beside each long one; two loads, as shares of what the mixed pool serves; three networks.
+tokens with a short question to each long one; two loads, as shares of what the mixed pool serves; three networks.
 In each pool the rule of the router is compared to never and always splitting: it should be as good as the better one.
 """
 
@@ -215,7 +215,7 @@ def page(study: Study, command: str) -> str:
             f"`{command}`, commit {commit()}, {date()}, {this_machine().cpu}.",
             "",
             f"{ENGINES} engines with the constants of an 8B model on one card (0.1 ms a prompt token, steps of 13 ms,",
-            f"prefill in chunks of 8,192 tokens, which stall what decodes beside them); {KV_BYTES:,.0f} bytes of KV a",
+            f"prefill in chunks of 8,192 tokens, which stall what decodes meanwhile); {KV_BYTES:,.0f} bytes of KV a",
             f"token. Every other request is a short question of some {SHORT} tokens; prompts share nothing; answers of",
             f"some {ANSWER} tokens; Poisson arrivals at shares of what the mixed pool serves. The policy is `fairlead`",
             "everywhere. Simulated time compares ways; it does not predict absolute times.",

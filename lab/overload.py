@@ -1,7 +1,7 @@
 """`make lab-overload`, `python -m lab.overload [MODEL]`: a batch tenant floods a real vLLM server; does chat notice?
 
 The same chat requests, one each half second, go through Envoy to one server that runs eight requests at once: alone,
-and beside a batch tenant that has 48 requests open all the time. Both with and without `admission`.
+and alongside a batch tenant that has 48 requests open all the time. Both with and without `admission`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Phase(NamedTuple):
 
 
 def main() -> None:
-    about = "Chat alone and beside a flood of batch requests, with and without admission; some five minutes."
+    about = "Chat alone and alongside a flood of batch requests, with and without admission; some five minutes."
     parser = command.parser("lab.overload", about, "stork --requests 60")
     parser.add_argument("model", nargs="?", default="stork", choices=NAMES, metavar="MODEL", help=", ".join(NAMES))
     parser.add_argument("--requests", type=command.at_least_one, default=100, metavar="N", help="of chat in each phase")
@@ -81,7 +81,7 @@ async def _run(model: str, requests: int, seed: int) -> list[Phase]:
                     client_of(front.url) as client,
                 ):
                     for flooded in (False, True):
-                        name = f"{'beside the flood' if flooded else 'alone'}, admission {way}"
+                        name = f"{'alongside the flood' if flooded else 'alone'}, admission {way}"
                         rng = Random(f"{seed} {name}")
                         phases.append(await _phase(client, model, name, requests, rng, flooded=flooded))
                         print(*_row(phases[-1], phases), sep="  ", flush=True)
@@ -187,7 +187,7 @@ def _markdown(facts: str, phases: list[Phase]) -> str:
         "batch answers/s",
         "batch refused",
     )
-    return f"""# A batch tenant floods, and chat beside it
+    return f"""# A batch tenant floods, and chat alongside it
 
 {facts}
 

@@ -49,7 +49,7 @@ def build(out: Path) -> None:
 
 
 def bill_of_materials(path: Path) -> Path:
-    """CycloneDX, of what `requirements.lock` puts beside the package into the image: names, versions, hashes."""
+    """CycloneDX, of what `requirements.lock` puts alongside the package into the image: names, versions, hashes."""
     command = [sys.executable, "-m", "cyclonedx_py", "requirements", str(ROOT / "requirements.lock")]
     options = ["--pyproject", str(ROOT / "pyproject.toml"), "--output-reproducible", "--output-file", str(path)]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)

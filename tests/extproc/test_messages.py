@@ -82,18 +82,18 @@ def test_a_long_body_is_read_without_protobuf(cut: list[int], end: bool, monkeyp
     body = b"x" * LONG
     whole = request_body(body, end=end).SerializeToString()
     monkeypatch.setattr(messages, "_parse", None)
-    for beside in (b"", b"B\x00"):  # Envoy says of most requests that they have no metadata
-        message = read(parts_of(whole + beside, cut))
+    for extra in (b"", b"B\x00"):  # Envoy says of most requests that they have no metadata
+        message = read(parts_of(whole + extra, cut))
         assert isinstance(message, RequestBody)
         assert (b"".join(message.pieces), message.end_of_stream) == (body, end)
 
 
-def test_metadata_beside_a_long_body_is_read() -> None:
+def test_metadata_with_a_long_body_is_read() -> None:
     request = with_subset(request_body(b"x" * LONG), ["10.0.0.1:1"])
     message = read(parts_of(request.SerializeToString(), [LONG // 2, -20]))
     assert isinstance(message, RequestBody)
-    assert message.beside is not None
-    assert message.beside.metadata_context == request.metadata_context
+    assert message.extra is not None
+    assert message.extra.metadata_context == request.metadata_context
 
 
 def test_two_bodies_in_one_message_are_left_to_protobuf() -> None:

@@ -1,6 +1,6 @@
 """The status page for people: static files of this package, sent with headers that let nothing else in.
 
-The page has no framework, no build step and nothing from the internet. It asks for the JSON beside it and writes every
+The page has no framework, no build step and nothing from the internet. It asks for the JSON next to it and writes every
 name into the document as text, never as markup: names come from clients and configurations.
 """
 

@@ -96,7 +96,7 @@ def _plain(limit: object) -> object:
 
 
 def _unknown_key(path: KeyPath, kind: type[BaseModel], page: str) -> str:
-    known = _keys_beside(path, kind)
+    known = _sibling_keys(path, kind)
     if path[-1] in known:  # of another kind of entry
         return "cannot stand together with the other keys here; remove it"
     near = get_close_matches(str(path[-1]), known, n=1)
@@ -104,7 +104,7 @@ def _unknown_key(path: KeyPath, kind: type[BaseModel], page: str) -> str:
     return f"{hint} Known keys: {', '.join(known)} ({page})" if known else f"unknown key; see {page}"
 
 
-def _keys_beside(path: KeyPath, kind: type[BaseModel]) -> list[str]:
+def _sibling_keys(path: KeyPath, kind: type[BaseModel]) -> list[str]:
     """The keys allowed at the level of the last key of `path`."""
     kinds = {kind}
     for part in path[:-1]:

@@ -57,7 +57,7 @@ class Waiting(Protocol):
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """What both servers are told, beside the request. `rid` begins no other request's: SGLang aborts by prefix."""
+    """What both servers are told, along with the request. `rid` begins no other request's: SGLang aborts by prefix."""
 
     host: str  # of the prefill server's bootstrap server
     port: int

@@ -2,7 +2,7 @@
 
 protobuf's parser copies a body into memory of its own, and out of it again. A long request body at the start of its
 message, where Envoy writes it, is therefore found here by hand, and stays in its parts. Envoy says in each message that
-there is no metadata, or which: that is read beside it. Whatever looks otherwise is left to protobuf.
+there is no metadata, or which: that is read as an extra message. Whatever looks otherwise is left to protobuf.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class RequestBody(msgspec.Struct, frozen=True, gc=False):
 
     pieces: tuple[Part, ...]
     end_of_stream: bool
-    beside: ProcessingRequest | None = None  # whatever else the message has, such as metadata
+    extra: ProcessingRequest | None = None  # whatever else the message has, such as metadata
 
     def as_request(self) -> ProcessingRequest:
-        made = ProcessingRequest() if self.beside is None else _copy_of(self.beside)
+        made = ProcessingRequest() if self.extra is None else _copy_of(self.extra)
         made.request_body.CopyFrom(HttpBody(body=b"".join(self.pieces), end_of_stream=self.end_of_stream))
         return made
 
@@ -81,18 +81,18 @@ def _request_body(parts: Parts) -> RequestBody | None:
     pieces, after = _cut(parts, message_bytes - end)
     if flag_bytes and not after.startswith(_ENDED):
         return None
-    beside = None
+    extra = None
     if (rest := after[flag_bytes:]) == _NO_METADATA:
-        beside = _WITHOUT_METADATA
+        extra = _WITHOUT_METADATA
     elif rest:
         try:
-            beside = _parse(rest)
+            extra = _parse(rest)
         except DecodeError:
             return None
-        if beside.WhichOneof("request") is not None:
+        if extra.WhichOneof("request") is not None:
             return None
     pieces[0] = memoryview(pieces[0])[start:]
-    return RequestBody(tuple(pieces), bool(flag_bytes), beside)
+    return RequestBody(tuple(pieces), bool(flag_bytes), extra)
 
 
 def _cut(parts: Parts, last_bytes: int) -> tuple[list[Part], bytes]:

@@ -56,7 +56,7 @@ class Stream(Exchange):
         """Replies to one message, in order. A kind that is not known yet changes nothing and has no reply."""
         if isinstance(message, RequestBody):
             if self.request_phase == "collecting":
-                return request_half.collect(self, message.beside, message.pieces, has_ended=message.end_of_stream)
+                return request_half.collect(self, message.extra, message.pieces, has_ended=message.end_of_stream)
             message = message.as_request()
         kind = message.WhichOneof("request")
         if kind in REQUEST:

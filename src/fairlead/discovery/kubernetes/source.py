@@ -55,13 +55,13 @@ class KubernetesSource:
         async with (
             Api(reached) as api,
             _Following(api, namespace, changed, status.failed, status.confirmed) as following,
-            _Following(api, namespace, changed, status.rules_failed, status.rules_confirmed) as beside,
+            _Following(api, namespace, changed, status.rules_failed, status.rules_confirmed) as following_rules,
         ):
             rules: _Rules | None = None
             listed: Callable[[], list[tuple[DiscoveredEndpoint, bool]] | None]
             if self._settings.inference_pool is not None:
                 listed = _PoolsPods(following, self._settings.inference_pool).listed
-                rules = _Rules(beside, self._settings.inference_pool)
+                rules = _Rules(following_rules, self._settings.inference_pool)
             elif self._settings.service is not None:
                 listed = _service(following, self._settings.service, self._settings.port)
             else:
@@ -202,13 +202,13 @@ class _PoolsPods:
 class _Rules:
     """The objectives and rewrites that refer to an InferencePool, in its namespace."""
 
-    def __init__(self, beside: _Following, pool: str) -> None:
+    def __init__(self, source: _Following, pool: str) -> None:
         self._pool = pool
         self._objectives = [
-            beside.follow("inferenceobjectives", InferenceObjective, {}, api, optional=True) for api in RULES_APIS
+            source.follow("inferenceobjectives", InferenceObjective, {}, api, optional=True) for api in RULES_APIS
         ]
         self._rewrites = [
-            beside.follow("inferencemodelrewrites", InferenceModelRewrite, {}, api, optional=True) for api in RULES_APIS
+            source.follow("inferencemodelrewrites", InferenceModelRewrite, {}, api, optional=True) for api in RULES_APIS
         ]
 
     def after(self, last: RequestRules) -> RequestRules:

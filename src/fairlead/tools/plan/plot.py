@@ -65,7 +65,7 @@ def plan_figure(made: Made) -> Figure:
 
 
 def _alone(axes: Any, models: Sequence[tuple[float, str]]) -> None:
-    """A line at the quality of each model that serves alone, with its name beside the axes; the best first."""
+    """A line at the quality of each model that serves alone, with its name next to the axes; the best first."""
     low, high = axes.get_ylim()
     near = models[0][0] - models[-1][0] < _LINE_SHARE * (high - low)
     for (quality, model), side in zip(models, ("bottom", "top"), strict=True):

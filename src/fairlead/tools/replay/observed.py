@@ -217,9 +217,9 @@ def _samples(answers: Sequence[_Answer], prefill_ms: float) -> list[Sample]:
         if each.output_tokens is None or not _is_known(each) or took_ms <= 0.0:
             continue
         steps = each.output_tokens - 1
-        beside = max(0.0, decoding.between(each.first_ms, each.end_ms) / took_ms - 1.0)
+        alongside = max(0.0, decoding.between(each.first_ms, each.end_ms) / took_ms - 1.0)
         prefilled = prefilling.between(each.first_ms, each.end_ms) / prefill_ms
-        samples.append(Sample(beside, prefilled / steps, took_ms / steps))
+        samples.append(Sample(alongside, prefilled / steps, took_ms / steps))
     return samples
 
 

@@ -113,7 +113,7 @@ class Inference:
             raise AskError(f"The model `{model}` does not exist.", status=404, param="model")
 
     def _adapter(self, body: dict[str, Any]) -> str:
-        """That the body names, as its model; SGLang's is `base:adapter`, or `lora_path` beside the model."""
+        """That the body names, as its model; SGLang's is `base:adapter`, or `lora_path` next to the model."""
         name = str(body.get("model")).removeprefix(f"{self._model}:")
         if self._names is None and name not in self._adapters:
             name = str(body.get("lora_path"))

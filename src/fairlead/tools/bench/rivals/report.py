@@ -52,7 +52,7 @@ def _conditions(report: Report) -> str:
     return (
         f"Medians of {rounds} rounds. In each round, under each load, the gateways take turns; differences and ratios "
         "are made within a round. A gateway that is not measured is paused. Load generator, engines and the measured "
-        "gateway share the machine's cores: **on few cores, or beside other work (see the load average), only CPU a "
+        "gateway share the machine's cores: **on few cores, or alongside other work (see the load average), only CPU a "
         "request and ratios mean anything**; requests/s and p99 are then those of a machine that is short of cores.\n\n"
         f"- *{DIRECT}*: the load generator talks to one engine. *Added* latency is above this.\n"
         f"- *{ALONE}*: Fairlead's Envoy without the processor; it has one worker, as has every Envoy here.\n"
