@@ -25,6 +25,7 @@ Floats = NDArray[np.float64]
 
 _MS_PER_S = 1000.0
 _SCREENED_REQUESTS = 1600  # simulated of each plan of a short list
+_HOPELESS = 1.3  # times the p95 of another subset: no other plan of the short list makes up for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class _Planner:
                 "a cascade needs its models in order of quality; change their order, or serve the first alone"
             )
         self.demand = Demand(aim, settings.rate_per_s / _MS_PER_S, settings.judge_ms, utopia, nadir)
+        self._least_ms = float("inf")  # p95 of the fastest plan so far that meets the aim
         self._profile = profile
         self._cluster = settings.gpus.cluster()
         self._progressed = progressed
@@ -132,7 +134,7 @@ class _Planner:
 
         most_latency_ms = self.demand.aim.most_latency_ms
         if most_latency_ms is None:
-            refined = least_latency(searched, simulate)
+            refined = least_latency(searched, simulate, _HOPELESS * self._least_ms)
         else:
             within = most_quality(searched, most_latency_ms, lambda plan: simulate(plan, REQUESTS))
             if isinstance(within, float):
@@ -141,7 +143,10 @@ class _Planner:
                     "allow a higher latency, or give more GPUs",
                 )
             refined = within
-        return Planned(with_best(searched, refined), simulate(refined.plan, REQUESTS))
+        planned = Planned(with_best(searched, refined), simulate(refined.plan, REQUESTS))
+        if refined.plan.routed.quality >= (self.demand.aim.least_quality or 0.0):
+            self._least_ms = min(self._least_ms, planned.prediction.end_to_end.p95_ms)
+        return planned
 
     def _simulated(self, stages: Sequence[Stage], profile: Profile, plan: ScoredPlan, requests: int) -> Prediction:
         deployed, judge_ms = [], self.demand.judge_ms

@@ -28,11 +28,17 @@ class Refined:
     prediction: Prediction
 
 
-def least_latency(searched: SearchResult, simulate: Simulate) -> Refined:
-    """The plan of the short list whose slowest stage is the fastest when the whole cascade is simulated."""
+def least_latency(searched: SearchResult, simulate: Simulate, useful_ms: float = float("inf")) -> Refined:
+    """The plan of the short list whose slowest stage is the fastest when the whole cascade is simulated.
+
+    It is the one that the search found best, alone simulated, if its requests then have a p95 above `useful_ms`: the
+    others of the list are not that much faster.
+    """
     tried = []
     for plan in searched.shortlist(SHORTLIST):
         prediction = simulate(plan)
+        if not tried and prediction.end_to_end.p95_ms > useful_ms:
+            return Refined(plan, prediction)
         slowest_ms = max(stage.p95_ms for stage in prediction.stages)
         tried.append((slowest_ms + plan.score - plan.latency_ms, plan, prediction))
     least = min(score for score, _, _ in tried)

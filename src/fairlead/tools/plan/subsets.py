@@ -43,13 +43,14 @@ def try_subsets(count: int, aim: Aim, plan: Callable[[Models], Planned | Unreach
 
     With three models these are all subsets; with more, those that a greedy search visits, and every model alone.
     """
+    alone: Tried = {(index,): plan((index,)) for index in range(count)}  # first: quick, and often a bound for others
     best: Models = tuple(range(count))
     tried: Tried = {best: plan(best)}
     while len(best) > 2:
         without_one = [best[:index] + best[index + 1 :] for index in range(len(best))]
         tried |= {models: plan(models) for models in without_one}
         best = min(without_one, key=lambda models: _worth(tried[models], aim))
-    return tried | {(index,): plan((index,)) for index in range(count)}
+    return tried | alone
 
 
 def _worth(planned: Planned | UnreachableError, aim: Aim) -> tuple[float, float]:

@@ -144,14 +144,17 @@ class Engine:
 
     def next_step_ms(self) -> float | None:
         """When to call `step` next; None while there is nothing to do."""
-        return self._received[0][0] if self._receives_next() else self._step_ends_ms()
+        ends_ms = self._step_ends_ms()
+        if self._received and (ends_ms is None or self._received[0][0] < ends_ms):
+            return self._received[0][0]
+        return ends_ms
 
     def step(self, now_ms: float) -> list[Event]:
         """End the step, or the run of equal steps, that `next_step_ms` announced; `now_ms` is that time.
 
         Or receive a request from the server: that is no step, and gives no event.
         """
-        if self._receives_next():
+        if self._received and self._receives_next():
             self._queue(self._received.popleft()[1], now_ms)
             return []
         self._end_steps(1 if self._every_token else self._run.length - self._run.done)
@@ -168,9 +171,11 @@ class Engine:
                 self._finish(entry, events, now_ms)
             else:
                 full.append(entry)
-        self._report_every_token(events, now_ms)
-        self._end_chunks(events, now_ms, full)
-        preempted = self._grow(full, events, now_ms)
+        if self._every_token:
+            self._report_every_token(events, now_ms)
+        if self._chunks:
+            self._end_chunks(events, now_ms, full)
+        preempted = bool(full) and self._grow(full, events, now_ms)
         self._plan(now_ms, admit=not preempted)
         return events
 
@@ -179,9 +184,9 @@ class Engine:
         return self._run.ends_ms(each=bool(self._every_token))
 
     def _receives_next(self) -> bool:
-        """Whether the next event is that the engine receives a request."""
+        """Whether the next event is that the engine receives a request, of which there is one."""
         ends_ms = self._step_ends_ms()
-        return bool(self._received) and (ends_ms is None or self._received[0][0] < ends_ms)
+        return ends_ms is None or self._received[0][0] < ends_ms
 
     def _queue(self, entry: _Running, now_ms: float) -> None:
         self._waiting.append(entry)
@@ -298,6 +303,8 @@ class Engine:
         self.adapters.end(request.adapter)
 
     def _name_full_blocks(self, entry: _Running, computed_tokens: int) -> None:
+        if not entry.request.block_hashes:
+            return
         full = min(computed_tokens // self.parameters.block_size, len(entry.request.block_hashes))
         if full > entry.named_blocks:
             self.pool.store(entry.request.block_hashes, entry.named_blocks, full)
@@ -321,12 +328,13 @@ class Engine:
             else:
                 passed_over.append(entry)
             self._waiting.popleft()
-        self._waiting.extendleft(reversed(passed_over))
+        if passed_over:
+            self._waiting.extendleft(reversed(passed_over))
         if not self._running:
             self._run.begin(now_ms, 0.0, 0)
             return
         step_ms = parameters.step_ms(
-            sum(tokens for _, tokens in self._chunks),
+            sum([tokens for _, tokens in self._chunks]) if self._chunks else 0,
             self._decoding,
             attended_tokens=self._tokens_attended() if parameters.prefill_ms_per_1k_before else 0.0,
             held_tokens=self._held_tokens,

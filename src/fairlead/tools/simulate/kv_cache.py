@@ -104,6 +104,9 @@ class BlockPool:
 
         The last block goes first, so that a chain is evicted from its end.
         """
+        self.private -= private
+        if not named:
+            return
         references, idle = self._references, self._idle
         shared = bisect_left(hashes, True, hi=named, key=lambda name: references[name] == 1)
         last = hashes[shared:named]
@@ -111,12 +114,12 @@ class BlockPool:
         idle.update(dict.fromkeys(reversed(last)))
         for name in hashes[:shared]:
             references[name] -= 1
-        self.private -= private
 
     def clear_cache(self) -> None:
         """Drop every block without a user, as a restart would."""
         self._idle.clear()
 
     def _evict_beyond_capacity(self) -> None:
-        for _ in range(self.used + len(self._idle) - self.capacity):
-            self._idle.popitem(last=False)
+        if self._idle:
+            for _ in range(self.used + len(self._idle) - self.capacity):
+                self._idle.popitem(last=False)
