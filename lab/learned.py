@@ -3,7 +3,9 @@
 Each server stands alone behind Envoy and the sidecar, with its default flags, and gets conversations, streamed and
 whole, one at a time and several at once. Between them the idle server itself is asked new prompts one by one: a
 calibration of the same minutes, as other load on the machine slows both down alike. It goes by whole answers, of one
-token and of many: on a busy machine the first tokens of a stream may wait, and come together with its last.
+token and of many: on a busy machine the first tokens of a stream may wait, and come together with its last. A token
+that follows a long context takes twice as long on a CPU as one that follows a short one, so decoding is calibrated on
+prompts as long as those of the conversations.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from functools import partial
 from itertools import combinations, product
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
 import httpx
@@ -40,14 +42,17 @@ BY_DEFAULT: Final = ("vllm:crane", "sglang:crane")  # the largest: least of its 
 WITHIN: Final = 0.2  # of a calibrated constant
 CHAT: Final = "/v1/chat/completions"
 OUTPUT_TOKENS: Final = 33
-CALIBRATED: Final = (*((tokens, 1) for tokens in (64, 384, 768, 1152)), (64, OUTPUT_TOKENS), (384, OUTPUT_TOKENS))
-"""Tokens of prompts and of their answers."""
+CALIBRATED: Final = (64, 384, 768, 1152)  # tokens of new prompts, whose answers are of one token
 _EACH: Final = 6  # of these, a round
+_DECODED: Final = 2  # prompts of conversations, for each part of the calibration
 _LASTING: Final = 3  # rounds, whose answers most of what was learned comes from
 _AT_A_TIME: Final = (1, 4)
+_PARTS: Final = len(_AT_A_TIME) + 1  # of a round's calibration: before, between and after the traffic
 _SESSIONS, _TURNS = 4, 3  # for each of these, a round
-_FAR_TOKENS, _NEAR_TOKENS = 256, 32  # prompts whose lengths differ, and that are alike
+_FAR_TOKENS: Final = 256  # prompts whose lengths differ
 _FIRST_TOKENS, _NEXT_TOKENS = (64, 1024), (32, 256)
+
+_DECODING: Final = ((1, False), (1, True), (OUTPUT_TOKENS, True))  # tokens of answers to one prompt; it is cached
 
 Messages = list[dict[str, str]]
 
@@ -65,6 +70,7 @@ class Whole(NamedTuple):
     prompt_tokens: int
     answer_tokens: int
     ms: float
+    is_cached: bool = False  # the server answered its prompt just before
 
 
 class Round(NamedTuple):
@@ -93,7 +99,7 @@ def main() -> None:
 
 
 def _measured(servers: Sequence[str], rounds: int, seed: int) -> dict[str, list[Round]]:
-    each_round = len(CALIBRATED) * _EACH + len(_AT_A_TIME) * _SESSIONS * _TURNS
+    each_round = len(CALIBRATED) * _EACH + 3 * _DECODED * _PARTS + len(_AT_A_TIME) * _SESSIONS * _TURNS
     measured = {}
     with progress_bar("requests") as progress:
         for server in servers:
@@ -143,32 +149,36 @@ async def _round(
 
 
 async def _calibrate(client: httpx.AsyncClient, model: str, rng: Random, report: Callable[[], None]) -> list[Whole]:
-    took = []
-    for _, (length, output_tokens) in product(range(_EACH // (len(_AT_A_TIME) + 1)), CALIBRATED):
-        body = _body(model, [_user(rng, length)], output_tokens)
+    async def ask(messages: Messages, output_tokens: int, *, is_cached: bool) -> Whole:
         started_s = time.perf_counter()
-        response = await client.post(CHAT, json=body)
+        response = await client.post(CHAT, json=_body(model, messages, output_tokens))
         took_ms = (time.perf_counter() - started_s) * 1e3
         usage = response.raise_for_status().json()["usage"]
-        took.append(Whole(usage["prompt_tokens"], usage["completion_tokens"], took_ms))
         report()
+        return Whole(usage["prompt_tokens"], usage["completion_tokens"], took_ms, is_cached)
+
+    new = product(range(_EACH // _PARTS), CALIBRATED)
+    took = [await ask([_user(rng, length)], 1, is_cached=False) for _, length in new]
+    for _ in range(_DECODED):
+        messages = rng.choice(list(_turns(rng)))
+        took += [await ask(messages, tokens, is_cached=known) for tokens, known in _DECODING]
     return took
 
 
 def calibrated(took: Sequence[Whole]) -> Constants:
-    """The medians of the slopes: over the prompts of answers of one token, and over the tokens of equal prompts."""
-    first = [one for one in took if one.answer_tokens == 1]
+    """Prefill is the median slope of answers of one token over new prompts. Decoding is the mean, over prompts that the
+    server has cached, of what an answer takes beyond one of one token: contexts differ in it, and all of them count.
+    """
+    first = [one for one in took if one.answer_tokens == 1 and not one.is_cached]
     prefill = [
         (one.ms - other.ms) / (one.prompt_tokens - other.prompt_tokens)
         for one, other in combinations(first, 2)
         if abs(one.prompt_tokens - other.prompt_tokens) >= _FAR_TOKENS
     ]
-    decode = [
-        (one.ms - other.ms) / (one.answer_tokens - 1)
-        for one, other in product(took, first)
-        if one.answer_tokens > 1 and abs(one.prompt_tokens - other.prompt_tokens) < _NEAR_TOKENS
-    ]
-    return Constants(median(prefill), median(decode))
+    cached = [one for one in took if one.is_cached]
+    pairs = zip(cached[::2], cached[1::2], strict=True)
+    decode = [(many.ms - one.ms) / (many.answer_tokens - 1) for one, many in pairs]
+    return Constants(median(prefill), fmean(decode))
 
 
 async def _converse(
@@ -226,7 +236,7 @@ def errors(rounds: Sequence[Round]) -> list[Constants]:
 
 
 def markdown(facts: str, measured: dict[str, list[Round]]) -> str:
-    conversations, prompts = len(_AT_A_TIME) * _SESSIONS, len(CALIBRATED) * _EACH
+    conversations, prompts, decoded = len(_AT_A_TIME) * _SESSIONS, len(CALIBRATED) * _EACH, _DECODED * _PARTS
     heads = ("server", "round", "prefill calibrated, ms", "learned", "decoding calibrated, ms", "learned")
     return f"""# What is learned of engines with default flags, against a calibration
 
@@ -236,8 +246,9 @@ Each server alone on CPU behind Envoy and the sidecar, without any flag but thos
 says which prompt tokens were cached, SGLang has no metrics, and neither publishes KV events. In each round the \
 sidecar sees {conversations} conversations of {_TURNS} turns, half of them streamed, \
 {" and ".join(map(str, _AT_A_TIME))} at a time, {OUTPUT_TOKENS} tokens to an answer. Before, between and after them \
-the idle server itself is asked {prompts} new prompts of 64 to 1,152 tokens, one by one. Prefill is the median slope \
-of answers of one token over their prompts, decoding that of equal prompts over the tokens of their answers.
+the idle server itself is asked {prompts} new prompts of 64 to 1,152 tokens, one by one, and {decoded} prompts of \
+conversations, each until it is cached and then for answers of 1 and of {OUTPUT_TOKENS} tokens. Prefill is the \
+median slope of answers of one token over new prompts, decoding the mean of what a further token of an answer takes.
 
 {table(("server", "of a token", "calibrated, ms", "learned, ms", "error", f"within {WITHIN:.0%}"), _summary(measured))}
 
@@ -248,7 +259,7 @@ Medians over rounds. The error is of what was in force at a round's end against 
 
 {table(heads, _rows(measured))}
 
-In the sidecar's model a prompt token costs the same wherever it stands; here a long prompt's later ones cost more. \
+In the sidecar's model a token costs the same wherever it stands; here those after a long context cost more. \
 Other load on the machine (see the load averages) is in both, as far as it lasts.
 """
 
