@@ -34,7 +34,7 @@ def least_latency(searched: SearchResult, simulate: Simulate, useful_ms: float =
     It is the one that the search found best, alone simulated, if its requests then have a p95 above `useful_ms`: the
     others of the list are not that much faster.
     """
-    tried = []
+    tried: list[tuple[float, ScoredPlan, Prediction]] = []
     for plan in searched.shortlist(SHORTLIST):
         prediction = simulate(plan)
         if not tried and prediction.end_to_end.p95_ms > useful_ms:
