@@ -130,6 +130,16 @@ def test_traffic_that_gets_a_little_harder_is_noticed_by_the_quality_of_the_thre
     assert moved[1][0].startswith("quality: ")
 
 
+def test_a_shortfall_of_the_quality_asked_for_is_noticed_in_the_first_window_that_shows_it() -> None:
+    """By less than the claim may be wrong: but what was asked for is known exactly."""
+    planner = replanner(WORLD, rows(200))
+    after(planner, rows(1600), 4.0)
+    assert planner.seen(Window(60.0, 4.0, rows(800, start=2000))) == []
+    (why,) = planner.seen(Window(60.0, 4.0, rows(800, harder=20.0, start=3000)))
+    assert why.startswith("quality: 55 was asked for, ")
+    assert planner.plan().thresholds.quality >= 55
+
+
 def test_too_few_samples_are_waited_for() -> None:
     planner = replanner(WORLD, rows(200))
     seen = [planner.seen(Window(60.0, 4.0, rows(12, harder=40.0, start=1000 * n))) for n in range(8)]

@@ -36,6 +36,8 @@ MOST_REQUESTS = 1600  # the newest of them are planned from
 _MOST_WINDOWS = 200  # kept
 _QUALITY_MARGIN = 1.0  # points by which the quality may miss the claim, besides chance
 _STANDARD_ERRORS = 3.0  # each run of the newest windows is looked at
+_SHORT_STANDARD_ERRORS = 2.5  # below the quality asked for, which is known exactly and is what a shortfall costs
+_JUDGED_REQUESTS = 400  # sampled, to plan again for a shortfall: a plan from fewer may miss by as much
 _LOOKED_BACK = 50  # windows
 _ACCEPTED = re.compile(r'^fairlead_cascade_accepted_total\{.*?route="((?:[^"\\]|\\.)*)".*\}\s+(\S+)$', re.MULTILINE)
 _HOUR_S = 3600.0
@@ -135,23 +137,28 @@ class Replanner:
     def _doubts(self, claim: Claim) -> list[str]:
         """Why the plan in force is not to be relied on: what came after it, or how little it was made from.
 
-        Where the newest windows differ from what was claimed, it is they that the next plan is made from.
+        Where the newest windows differ from what was claimed, or fall short of what was asked for, it is they that the
+        next plan is made from.
         """
         after = self._windows[self._planned_windows :][-_LOOKED_BACK:]
+        asked = self._aim.least_quality if self._aim.least_quality is not None else -float("inf")
         came: list[float] = []
-        most, since, quality = 0.0, 0, 0.0
+        most, since, reason = 1.0, 0, ""
         for number, window in enumerate(reversed(after), 1):
             came += accepted_quality(window.rows, self._models, claim.thresholds)
             if len(came) < FEWEST_REQUESTS // 2:
                 continue
-            error = (float(np.var(came, ddof=1)) / len(came) + claim.error**2) ** 0.5
-            mean = float(np.mean(came))
-            by = (abs(mean - claim.quality) - _QUALITY_MARGIN) / max(error, 1e-9)
-            if by > max(most, _STANDARD_ERRORS):
-                most, since, quality = by, number, mean
+            variance, mean = max(float(np.var(came, ddof=1)) / len(came), 1e-18), float(np.mean(came))
+            error = (variance + claim.error**2) ** 0.5
+            by = (abs(mean - claim.quality) - _QUALITY_MARGIN) / error / _STANDARD_ERRORS
+            if by > most:
+                most, since, reason = by, number, f"quality: {claim.quality:.4g} was claimed, {mean:.4g} came"
+            short = (asked - mean) / variance**0.5 / _SHORT_STANDARD_ERRORS
+            if short > most and len(came) >= _JUDGED_REQUESTS and claim.quality >= asked:
+                most, since, reason = short, number, f"quality: {asked:.4g} was asked for, {mean:.4g} came"
         if since:
             self._windows, self._planned_windows = self._windows[-since:], 0
-            return [f"quality: {claim.quality:.4g} was claimed, {quality:.4g} came"]
+            return [reason]
         requests = self._sampled_requests()
         if self._planned_requests < MOST_REQUESTS and requests >= 2 * self._planned_requests:
             return [f"sampled requests: {self._planned_requests} -> {requests}"]
