@@ -82,7 +82,7 @@ lint: $(INSTALLED) ## ruff, mypy --strict, import-linter, no ring of packages.
 graph: $(INSTALLED) ## Which package imports which, lowest first; ends 1 where they do so in a ring.
 	@$(BIN)/python scripts/package_graph.py
 
-bench: $(INSTALLED) ## What the sidecar costs, beside a processor without any logic; writes benchmarks/results/.
+bench: $(INSTALLED) ## What the sidecar costs, alongside a processor without any logic; writes benchmarks/results/.
 	$(BIN)/fairlead bench
 
 bench-routing: $(INSTALLED) ## The policies on the same sessions, through Envoy to simulated engines; some eight minutes.
