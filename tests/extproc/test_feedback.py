@@ -116,6 +116,23 @@ def test_tokens_that_come_together_with_the_first_are_counted_with_it(
     assert answer.first_tokens == pytest.approx(16, abs=1)
 
 
+def test_the_first_event_with_text_has_one_token_though_later_ones_have_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with vLLM's `--stream-interval 16`, and where a model's tokens have no text."""
+    talk, _, clock = conversation(messages_per_second=100.0)
+    seen: list[Observation] = []
+    monkeypatch.setattr(talk.services.learner, "observe", lambda each, _: seen.append(each))
+    talk.say(request_headers(), request_body(chat()), event_stream())
+    clock.now_s = 0.5
+    role = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+    text = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+    talk.say(response_body(role + text))
+    clock.now_s = 1.0
+    talk.say(response_body(text))
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens": 9, "completion_tokens": 33}}\n\ndata: [DONE]\n\n'
+    talk.say(response_body(usage, end=True))
+    assert [each.first_tokens for each in seen] == [1]
+
+
 def test_a_client_that_leaves_before_the_answer_is_heard_of_as_499() -> None:
     talk, heard, clock = conversation()
     talk.say(request_headers(), request_body(chat()))

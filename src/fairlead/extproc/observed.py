@@ -64,9 +64,14 @@ class ObservedAnswer:
         return self._pick.in_flight.observation(usage, now_s, streamed=streamed, first_tokens=self._first_tokens())
 
     def _first_tokens(self) -> int:
-        """How many of the answer's tokens came at once with the first; an event without text stands before them."""
+        """How many of the answer's tokens came at once with the first; an event without text stands before them.
+
+        The first event with text has one token. Each further one has its share of the rest, which may be many: engines
+        send tokens several at a time (vLLM's `stream_interval`), and none for a token without text.
+        """
         tokens = self._reader.usage.completion_tokens or 1
-        return max(1, round(tokens * (self._first_events - 1) / max(1, self._events - 1)))
+        further = (self._first_events - 2) / max(1, self._events - 2)
+        return max(1, 1 + round((tokens - 1) * further))
 
     def cut(self) -> None:
         """Nothing more of it comes, complete or not."""
