@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.api.stream_error import error_status
+from fairlead.api.stream_error import stream_error
 
 SGLANG = (
     b'data: {"error": {"object": "error", "message": "The request queue is full.", "type": "SERVICE_UNAVAILABLE", '
@@ -33,10 +35,17 @@ ANTHROPIC = b'event: error\ndata: {"type":"error","error":{"type":"overloaded_er
     ],
 )
 def test_a_refusal_is_told_from_an_answer(part: bytes, status: int | None) -> None:
-    assert error_status(part) == status
+    error = stream_error(part)
+    assert (error and error.status) == status
 
 
 @given(st.binary(max_size=200).map(lambda rest: b'data: {"error":' + rest))
 def test_whatever_comes_it_is_a_status_of_an_error_or_none(part: bytes) -> None:
-    status = error_status(part)
-    assert status is None or 400 <= status < 600
+    error = stream_error(part)
+    assert error is None or (400 <= error.status < 600 and part.count(error.body))
+
+
+def test_the_body_of_a_refusal_is_the_engine_s_own() -> None:
+    error = stream_error(SGLANG)
+    assert error is not None
+    assert json.loads(error.body)["error"]["message"] == "The request queue is full."

@@ -92,6 +92,16 @@ def _faults(services: Services) -> Iterator[Metric]:
         "Messages that Envoy's protocol does not allow where they came; the request went on without our advice",
         value=services.recorder.out_of_order_messages,
     )
+    held = CounterMetricFamily(
+        "fairlead_held_streams",
+        "Streams of engines whose queue is limited, held until their first event; a refused one went to another "
+        "endpoint, or got the status of its error",
+        labels=("outcome",),
+    )
+    refused = services.recorder.refused_streams
+    held.add_metric(("refused",), refused)
+    held.add_metric(("passed",), services.recorder.held_streams - refused)
+    yield held
     yield CounterMetricFamily(
         "fairlead_reloads_refused",
         "New configurations that were wrong; the old one stays, the log has the reason",

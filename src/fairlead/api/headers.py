@@ -69,6 +69,7 @@ EVENTS: Final = b"x-fairlead-events"  # the client asked for a stream and the en
 PREFILLED: Final = b"x-fairlead-prefilled"  # its KV waits at another engine, for one attempt
 ELSE_ALONE: Final = b"else-alone"  # its value where the next attempt needs no KV of another engine
 SENT_ONCE: Final = b"x-fairlead-sent-once"  # of full duplex: a second attempt would get the body twice
+FIRST_EVENT: Final = b"x-fairlead-first-event"  # its engine may be full: the answer waits for its first event
 CLUSTER: Final = b"x-fairlead-cluster"
 BLIND_MODEL: Final = b"x-fairlead-blind-model"
 MODEL_SPANS: Final = b"x-fairlead-model-spans"
@@ -77,7 +78,7 @@ MODEL_QUOTED: Final = b"x-fairlead-model-quoted"
 # What Envoy removes before any filter sees it. `INNER` is not among them: the sidecar believes it with its secret only.
 GATEWAY_ONLY: Final = (
     DESTINATION, SUBSET, MODEL, ENDPOINT, DECISION, EVENTS, CLUSTER, BLIND_MODEL, MODEL_SPANS, MODEL_QUOTED,
-    PREFILLED, SENT_ONCE, DP_RANK, *_OF_THE_PROXY, *_OF_SGLANG,
+    PREFILLED, SENT_ONCE, FIRST_EVENT, DP_RANK, *_OF_THE_PROXY, *_OF_SGLANG,
 )  # fmt: skip
 # What the sidecar removes, behind whichever gateway. It overwrites `DESTINATION` itself.
 NOT_OF_A_CLIENT: Final = frozenset({*GATEWAY_ONLY, INNER, ORIGINAL_DESTINATION} - {DESTINATION})

@@ -6,7 +6,7 @@ begun and then fails is another matter; only the first part of a stream is looke
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -17,8 +17,15 @@ _UNKNOWN_STATUS: Final = 500
 _decode = msgspec.json.Decoder().decode
 
 
-def error_status(first_part: bytes) -> int | None:
-    """The HTTP status that the stream should have had; None if its first part is no error. Never raises."""
+class StreamError(NamedTuple):
+    """The HTTP status that the stream should have had, and the body: JSON, as the engine wrote it."""
+
+    status: int
+    body: bytes
+
+
+def stream_error(first_part: bytes) -> StreamError | None:
+    """None if the first part of a stream is no error. Never raises."""
     if b'"error"' not in first_part or len(first_part) > _MOST_BYTES:
         return None
     for line in first_part.splitlines():
@@ -29,7 +36,7 @@ def error_status(first_part: bytes) -> int | None:
                 continue
             error = event.get("error") if isinstance(event, dict) else None
             if error:
-                return _status(error)
+                return StreamError(_status(error), line[5:].strip())
     return None
 
 

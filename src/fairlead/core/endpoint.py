@@ -243,6 +243,17 @@ class Endpoint:
         """The engine lately reported that requests wait: what it refuses now, it refuses because its queue is full."""
         return bool(self.report.waiting_requests) and not self.report.stale
 
+    @property
+    def limits_queue(self) -> bool:
+        """Whether it refuses requests beyond a number of them, in the stream itself where they stream (SGLang)."""
+        return self.identity.max_queued_requests is not None
+
+    @property
+    def may_be_full(self) -> bool:
+        """Whether its queue is limited, and it has requests to fill it."""
+        most = self.identity.max_queued_requests
+        return most is not None and (self.queues or self._load.inflight_requests > most)
+
     def take(self, load: Load) -> None:
         """This sidecar sent `load` here."""
         self.own = self.own.plus(load)

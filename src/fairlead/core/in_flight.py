@@ -194,7 +194,7 @@ class InFlight:
             if passed_over is None:
                 continue
             passed_over.request_passed_over(now_s)
-            if passed_over.queues:
+            if passed_over.queues or passed_over.limits_queue:
                 passed_over.refused(now_s)
             else:
                 passed_over.request_failed(now_s)

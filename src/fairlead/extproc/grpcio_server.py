@@ -13,8 +13,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
-from fairlead.api.headers import FOLLOWS, TRACEPARENT
+from fairlead.api.headers import FIRST_EVENT, FOLLOWS, TRACEPARENT
 from fairlead.edge.grpc import StatusError
+from fairlead.extproc.first_event import FirstEvent
 from fairlead.extproc.pb.ext_proc_pb2 import ProcessingRequest
 from fairlead.extproc.processing import Processing
 from fairlead.extproc.replies import Reply, whole
@@ -100,6 +101,9 @@ class GrpcioServer:
     async def _process(
         self, _: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext[ProcessingRequest, bytes]
     ) -> None:
+        if _metadata(context, FIRST_EVENT):
+            await self._first_event(context)
+            return
         if not self._services.pool_is_known:
             await context.abort(grpc.StatusCode.UNAVAILABLE, TOO_EARLY)
         if self._services.envoys.is_awaited and _metadata(context, FOLLOWS):
@@ -117,6 +121,13 @@ class GrpcioServer:
         finally:
             self._services.recorder.running_streams -= 1
             processing.close()
+
+    async def _first_event(self, context: grpc.aio.ServicerContext[ProcessingRequest, bytes]) -> None:
+        """One attempt at an engine that may refuse in its first event."""
+        first = FirstEvent(self._services.recorder)
+        while not first.is_over and isinstance(message := await context.read(), ProcessingRequest):
+            for reply in first.on(message):
+                await context.write(reply)
 
     async def _endpoints(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]

@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Awaitable, Iterable, Iterator
 from typing import Final
 
-from fairlead.api.headers import FOLLOWS, TRACEPARENT
+from fairlead.api.headers import FIRST_EVENT, FOLLOWS, TRACEPARENT
 from fairlead.edge.grpc import Call, Health, Method, Status, StatusError
 from fairlead.edge.server import Server
 from fairlead.edge.tls import TlsFiles
+from fairlead.extproc.first_event import FirstEvent
 from fairlead.extproc.messages import Message, read
 from fairlead.extproc.processing import Processing
 from fairlead.extproc.replies import Reply
@@ -36,7 +37,7 @@ class NativeServer:
         self._services = services
         self._address = address
         self._health = Health(HEALTH_NAMES)
-        process = Method(lambda call: ProcessCall(call, services), read=read)
+        process = Method(lambda call: _made(call, services), read=read)
         methods = {PROCESS: process, **self._health.methods(), **services.envoys.methods()}
         self._server = Server(
             methods,
@@ -61,6 +62,32 @@ class NativeServer:
 
     async def drain(self, grace_s: float) -> None:
         await self._server.drain(grace_s)
+
+
+def _made(call: Call, services: Services) -> ProcessCall | FirstEventCall:
+    return FirstEventCall(call, services) if FIRST_EVENT in call.metadata else ProcessCall(call, services)
+
+
+class FirstEventCall:
+    """One attempt at an engine that may refuse in its first event."""
+
+    __slots__ = ("_call", "_first")
+
+    def __init__(self, call: Call, services: Services) -> None:
+        self._call = call
+        self._first = FirstEvent(services.recorder)
+
+    def message(self, message: Message) -> None:
+        for reply in self._first.on(message):
+            self._call.send(reply)
+        if self._first.is_over:
+            self._call.finish()
+
+    def half_closed(self) -> None:
+        self._call.finish()
+
+    def closed(self) -> None:
+        """It has taken nothing."""
 
 
 class ProcessCall:

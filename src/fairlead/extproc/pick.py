@@ -43,6 +43,7 @@ class Pick(msgspec.Struct, frozen=True, gc=False):
     entry: Entry | None = None  # into a cascade, whose judge is to see the answer
     renamed: str = ""  # the name that the client asked for, where the engine gets another
     unsent: RequestFacts | None = None  # as it will be sent, once another endpoint has computed its prompt
+    streams: bool = False
 
 
 class Prepared(msgspec.Struct, frozen=True, gc=False):
@@ -241,7 +242,8 @@ def _sent(services: Services, prepared: Prepared, admitted: Admitted, started_s:
             copy, facts, request.path, whole(body) if len(body) <= MOST_BODY_BYTES else None, request.trace
         )
     unsent, renamed_from = facts if waits else None, written if renamed else ""
-    return Pick(in_flight, asked.route or decision.model, changed, saved, entry, renamed_from, unsent)
+    route, streams = asked.route or decision.model, asked.prompt.streams
+    return Pick(in_flight, route, changed, saved, entry, renamed_from, unsent, streams)
 
 
 _MOST_SPLIT_BYTES: Final = 2 << 20

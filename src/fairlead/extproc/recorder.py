@@ -119,6 +119,8 @@ class Recorder:
         self.stream_failures = 0
         self.last_stream_failure = ""
         self.out_of_order_messages = 0
+        self.held_streams = 0  # until their first event
+        self.refused_streams = 0  # of those
         self.running_streams = 0
         self.background_failures = 0
         self.last_background_failure = ""

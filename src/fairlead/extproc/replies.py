@@ -65,6 +65,9 @@ REQUEST_TRAILERS: Final = ProcessingResponse(request_trailers=TrailersResponse()
 RESPONSE_HEADERS: Final = ProcessingResponse(response_headers=HeadersResponse()).SerializeToString()
 RESPONSE_BODY: Final = ProcessingResponse(response_body=BodyResponse()).SerializeToString()
 RESPONSE_TRAILERS: Final = ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString()
+NO_RESPONSE_BODY: Final = ProcessingResponse(
+    response_body=BodyResponse(response=CommonResponse(body_mutation=BodyMutation(clear_body=True)))
+).SerializeToString()
 
 Header = tuple[bytes, bytes]
 
@@ -213,6 +216,16 @@ def changed_response_body(body: bytes) -> bytes:
     return ProcessingResponse(
         response_body=BodyResponse(response=CommonResponse(body_mutation=mutation))
     ).SerializeToString()
+
+
+def refused_stream(status: int, body: bytes) -> tuple[bytes, bytes]:
+    """To the headers of a stream and to its first part: the status that it should have had, and its error as JSON."""
+    headers = ((b":status", str(status).encode()), (b"content-type", b"application/json"))
+    common = CommonResponse(header_mutation=_mutation(headers))
+    return (
+        ProcessingResponse(response_headers=HeadersResponse(response=common)).SerializeToString(),
+        changed_response_body(body),
+    )
 
 
 def held_response_headers(model: str, endpoint: str, why: str, request_id: bytes, reuse: bytes) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from fairlead.api.answer_model import MOST_WHOLE_BYTES, AnswerModel
-from fairlead.api.stream_error import error_status
+from fairlead.api.stream_error import stream_error
 from fairlead.core.in_flight import ABORTED_CODE
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
@@ -19,7 +19,6 @@ from fairlead.extproc.observed import EVENT_STREAM, ObservedAnswer
 from fairlead.extproc.pb.ext_proc_pb2 import ProcessingRequest
 from fairlead.extproc.phases import UNSETTLED
 from fairlead.extproc.rated import told
-from fairlead.extproc.services import Services
 
 _HTTP_OK: Final = 200
 _UNAVAILABLE: Final = 503
@@ -70,7 +69,10 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
         if not in_one_piece:
             exchange.may_be_evicted()
             exchange.may_be_refusal = True
-            observes = not exchange.response_duplex and (observes or _may_refuse_in_stream(services, address))
+            # Our own Envoy has held it for its first event; another gateway is to show it, to its end.
+            endpoint = None if services.recorder.held_streams else services.router.pool.by_address.get(address)
+            may_refuse = endpoint is not None and endpoint.may_be_full
+            observes = not exchange.response_duplex and (observes or may_refuse)
         if picked.renamed and picked.entry is None and _sees_answers(exchange):
             exchange.answer_model = _answer_model(
                 picked.renamed, h.read(message.response_headers.headers, HELD_HEADERS)
@@ -133,20 +135,12 @@ def _answer_model(model: str, headers: h.Headers) -> AnswerModel | None:
     return AnswerModel(model, events=False, length=int(length)) if int(length) <= MOST_WHOLE_BYTES else None
 
 
-def _may_refuse_in_stream(services: Services, address: str) -> bool:
-    """Whether the engine may refuse in the stream itself: its queue is limited, and it has requests to fill it."""
-    endpoint = services.router.pool.by_address.get(address)
-    if endpoint is None or endpoint.identity.max_queued_requests is None:
-        return False
-    return endpoint.queues or endpoint.load.inflight_requests > endpoint.identity.max_queued_requests
-
-
 def _read_refusal(exchange: Exchange, first_part: bytes) -> None:
     """The client has the headers already, so another engine cannot be asked: it counts as what it is."""
-    status, in_flight = error_status(first_part), exchange.in_flight
-    if status is None or in_flight is None:
+    error, in_flight = stream_error(first_part), exchange.in_flight
+    if error is None or in_flight is None:
         return
-    in_flight.refused_in_stream(status, exchange.services.clock_s())
+    in_flight.refused_in_stream(error.status, exchange.services.clock_s())
     exchange.stop_observing()
 
 

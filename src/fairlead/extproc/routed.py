@@ -59,6 +59,9 @@ def routed(exchange: Exchange, picked: Pick | Refused, body: Body, *, end_of_str
         name, value = _prefill_header(picked.in_flight)
         headers.append((name, value))
         removed = [each for each in removed if each != name.decode()]
+    if picked.streams and _may_be_refused(exchange, picked.in_flight):
+        headers.append((names.FIRST_EVENT, b"1"))
+        removed = [each for each in removed if each != names.FIRST_EVENT.decode()]
     made: Replies
     if exchange.request_duplex:
         if not end_of_stream:
@@ -115,6 +118,12 @@ def _destination(exchange: Exchange, in_flight: InFlight) -> str:
     # Past the end of a short list Envoy would go on with any engine, perhaps of another model: repeat the list.
     addresses, wanted = in_flight.decision.addresses, 1 + exchange.services.router.fallbacks
     return ",".join(addresses if len(addresses) == wanted else islice(cycle(addresses), wanted))
+
+
+def _may_be_refused(exchange: Exchange, in_flight: InFlight) -> bool:
+    """Whether the stream is to be held until its first event, which may be a refusal."""
+    by_address = exchange.services.router.pool.by_address
+    return any(by_address[address].limits_queue for address in in_flight.decision.addresses)
 
 
 def _prefill_header(in_flight: InFlight) -> replies.Header:

@@ -7,6 +7,7 @@ from pathlib import Path
 from fairlead.api.paths import MODELS
 from fairlead.config import Config
 from fairlead.dialects import dialect_called
+from fairlead.gateway.first_event import first_event
 from fairlead.gateway.guard import models_of_blind_routes, name_the_model
 from fairlead.gateway.hosts import listed_hosts, lists_engines, present_hosts, remembered_hosts
 from fairlead.gateway.parts import (
@@ -114,7 +115,7 @@ def _health_path(config: Config, model: str | None) -> str:
 
 def _engines(config: Config, name: str, model: str | None, hosts: Part, *, advised: bool = False) -> Part:
     """`model`: whose engines these are; None: all. `hosts`: where they come from. `advised`: a sidecar may choose."""
-    adding_keys = filters(config)
+    adding_keys = [*([first_event()] if advised else []), *filters(config)]
     policy = _least_requests() if model is not None else _of_the_asked_model(_least_requests())
     policy = _chosen_first(policy) if advised else policy
     return {

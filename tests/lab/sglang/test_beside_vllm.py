@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -54,8 +54,10 @@ class Pool:
         address = response.raise_for_status().headers["x-fairlead-endpoint"]
         return next(engine.kind for engine in self.servers.running if engine.address == address)
 
-    async def ask(self, question: words.Question, **headers: str) -> httpx.Response:
-        return await self.client.post(CHAT, json=body_of(question, ROUTE), headers=headers)
+    async def ask(
+        self, question: words.Question, *, streams: bool = False, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
+        return await self.client.post(CHAT, json=body_of(question, ROUTE) | {"stream": streams}, headers=headers)
 
     async def seen(self, kind: str) -> dict[str, Any]:
         """What the sidecar shows of the endpoint."""
@@ -106,9 +108,11 @@ async def test_a_question_that_the_only_model_got_wrong_is_asked_again(pool: Poo
     assert not answer.faults
 
 
-async def test_what_a_full_sglang_refuses_the_vllm_answers(pool: Pool) -> None:
-    """Its queue is filled from outside, so that the sidecar learns of it by a refusal."""
-    rng = Random(3)
+@pytest.mark.parametrize("streams", [False, True], ids=["in one piece", "streamed"])
+async def test_what_a_full_sglang_refuses_the_vllm_answers(pool: Pool, streams: bool) -> None:
+    """Its queue is filled from outside, so the sidecar learns of it by a refusal; of a stream in its first event."""
+    await until(pool.is_idle, "both are idle", WITHIN_S)
+    rng = Random(f"refused {streams}")
     sglang = pool.engine("sglang").address
     async with httpx.AsyncClient(base_url=f"http://{sglang}", trust_env=False, timeout=WITHIN_S) as direct:
         await direct.post("/slow_down", json={"forward_sleep_time": 1.0})
@@ -118,12 +122,15 @@ async def test_what_a_full_sglang_refuses_the_vllm_answers(pool: Pool) -> None:
         ]
         done, _ = await asyncio.wait(filling, return_when=asyncio.FIRST_COMPLETED)
         assert {each.result().status_code for each in done} == {503}
-        ids = [f"refused {number}" for number in range(ASKERS)]
-        asked = [pool.ask(words.question(rng, "en", 512), **{"x-request-id": name}) for name in ids]
+        ids = [f"refused {streams} {number}" for number in range(ASKERS)]
+        asked = [
+            pool.ask(words.question(rng, "en", 512), streams=streams, headers={"x-request-id": name}) for name in ids
+        ]
         answers = await asyncio.gather(*asked)
         await direct.post("/slow_down", json={"forward_sleep_time": 0})
         await asyncio.gather(*filling)
     assert {answer.status_code for answer in answers} == {200}
+    assert not any('"error"' in answer.text for answer in answers)
     passed_on = []
     for name, answer in zip(ids, answers, strict=True):
         events = (await pool.admin.get(f"/debug/requests/{name}")).json()["events"]
@@ -136,7 +143,9 @@ async def test_the_second_turn_of_a_conversation_is_cached_where_the_first_went(
     await until(pool.is_idle, "both are idle", WITHIN_S)
     rng = Random(4)
     questions = [words.question(rng, "en", 512) for _ in range(4)]
-    firsts = await asyncio.gather(*[pool.ask(question, **{"x-session-id": question.key}) for question in questions])
+    firsts = await asyncio.gather(
+        *[pool.ask(question, headers={"x-session-id": question.key}) for question in questions]
+    )
     assert {pool.kind_at(first) for first in firsts} == set(KINDS)
     for question, first in zip(questions, firsts, strict=True):
         await until(pool.is_idle, "both are idle", WITHIN_S)
