@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fairlead.api.headers import FIRST_EVENT
 from fairlead.core.reported import EngineIdentity
-from fairlead.extproc.first_event import FirstEvent
+from fairlead.extproc.first_event import MOST_S, FirstEvent
 from fairlead.extproc.pb import ext_proc_pb2 as pb
 from fairlead.extproc.recorder import Recorder
 from fairlead.extproc.server import SERVICE, ServerName, processor_server
@@ -51,7 +51,8 @@ def kinds(made: Iterable[pb.ProcessingResponse]) -> list[str | None]:
 
 def test_headers_wait_for_the_first_part_and_then_the_answer_is_left_alone() -> None:
     first = FirstEvent(Recorder())
-    assert replies(first, stream_headers()) == []
+    (wait,) = replies(first, stream_headers())
+    assert wait.override_message_timeout.seconds == MOST_S
     headers, body = replies(first, response_body(TOKEN))
     assert headers == pb.ProcessingResponse(response_headers=pb.HeadersResponse())
     assert body == pb.ProcessingResponse(response_body=pb.BodyResponse())
@@ -61,7 +62,7 @@ def test_headers_wait_for_the_first_part_and_then_the_answer_is_left_alone() -> 
 def test_a_refusal_gets_its_status_and_its_error_and_what_follows_is_dropped() -> None:
     recorder = Recorder()
     first = FirstEvent(recorder)
-    headers, body, rest = replies(
+    _, headers, body, rest = replies(
         first, stream_headers(), response_body(FULL), response_body(b"data: [DONE]\n\n", end=True)
     )
     assert set_headers(headers)[":status"] == "503"
@@ -117,6 +118,7 @@ async def test_the_call_ends_with_the_first_part_of_an_answer(edge: ServerName, 
         call = method(metadata=((FIRST_EVENT.decode(), "1"),))
         await call.write(stream_headers())
         await call.write(response_body(part))
+        wait = await call.read()
         made = [await call.read(), await call.read()]
         if not ends:
             await call.write(response_body(b"data: [DONE]\n\n", end=True))
@@ -125,6 +127,7 @@ async def test_the_call_ends_with_the_first_part_of_an_answer(edge: ServerName, 
         assert await call.read() == grpc.aio.EOF
         assert await call.code() == grpc.StatusCode.OK
     await server.drain(0)
+    assert wait.override_message_timeout.seconds == MOST_S
     assert kinds(made) == ["response_headers", *["response_body"] * (1 if ends else 2)]
     assert services.recorder.running_streams == 0
 

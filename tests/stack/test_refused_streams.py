@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -70,6 +71,33 @@ async def test_where_every_engine_refuses_the_client_gets_the_status_and_the_err
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["error"]["message"] == "The request queue is full."
     await pool.at_rest()
+
+
+SLOW = EngineOptions(
+    model="m", kind="sglang", parameters=EngineParameters(prefill_ms_per_token=300.0), info={"max_queued_requests": 8}
+)
+
+
+async def test_a_first_token_that_is_late_is_waited_for(stack: Start) -> None:
+    """Longer than Envoy waits for a sidecar that says nothing."""
+    pool = await stack(SLOW, gateway={"processor_timeout_ms": 1000})
+    answer = await pool.chat(model="m", stream=True)
+    assert (answer.status, answer.body[-14:]) == (200, b"data: [DONE]\n\n")
+    assert await pool.metric("fairlead_held_streams_total", outcome="passed") == 1
+    await pool.at_rest()
+
+
+async def test_a_sidecar_that_dies_lets_a_held_stream_pass(stack: Start) -> None:
+    pool = await stack(SLOW)
+    asked = asyncio.create_task(pool.chat(model="m", stream=True))
+
+    async def is_held() -> bool:
+        return await pool.metric("fairlead_held_streams_total") == 1
+
+    await pool.until(is_held, "the stream is held")
+    pool.stop_sidecar(signal.SIGKILL)
+    answer = await asked
+    assert (answer.status, answer.body[-14:]) == (200, b"data: [DONE]\n\n")
 
 
 async def test_a_stream_that_is_taken_has_all_of_its_events(stack: Start) -> None:

@@ -20,7 +20,9 @@ from fairlead.extproc.messages import Message, RequestBody
 from fairlead.extproc.observed import EVENT_STREAM
 from fairlead.extproc.recorder import Recorder
 
+MOST_S: Final = 3600  # a prompt may wait and be computed for minutes before its first token
 _HTTP_OK: Final = 200
+_WAIT: Final = (replies.wait(MOST_S),)
 _PASSES: Final = (replies.RESPONSE_HEADERS, replies.RESPONSE_BODY)
 
 
@@ -47,7 +49,7 @@ class FirstEvent:
                 return self._let_pass((replies.RESPONSE_HEADERS,))
             self._phase = "waiting"
             self._recorder.held_streams += 1
-            return ()
+            return _WAIT  # else Envoy would take us for one that hangs, and go on without us
         if message.HasField("response_body") and self._phase == "waiting":
             refusal = stream_error(message.response_body.body)
             if refusal is None:

@@ -115,7 +115,7 @@ def _health_path(config: Config, model: str | None) -> str:
 
 def _engines(config: Config, name: str, model: str | None, hosts: Part, *, advised: bool = False) -> Part:
     """`model`: whose engines these are; None: all. `hosts`: where they come from. `advised`: a sidecar may choose."""
-    adding_keys = [*([first_event()] if advised else []), *filters(config)]
+    adding_keys = [*([first_event(config)] if advised else []), *filters(config)]
     policy = _least_requests() if model is not None else _of_the_asked_model(_least_requests())
     policy = _chosen_first(policy) if advised else policy
     return {

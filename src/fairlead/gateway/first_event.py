@@ -6,12 +6,13 @@ It is there only for requests that the sidecar has marked: of those that stream,
 from __future__ import annotations
 
 from fairlead.api.headers import FIRST_EVENT
+from fairlead.config import Config
 from fairlead.gateway.parts import SIDECAR_CLUSTER, Part, seconds, type_url
 
-_MOST_S = 3600  # a prompt may be computed for minutes before its first token
+_MOST_MS = 3_600_000  # that the sidecar may ask for until an answer's first token
 
 
-def first_event() -> Part:
+def first_event(config: Config) -> Part:
     processor = {
         "@type": type_url("envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor"),
         "stat_prefix": "first_event",
@@ -29,7 +30,8 @@ def first_event() -> Part:
         },
         "send_body_without_waiting_for_header_response": True,
         "failure_mode_allow": True,  # without the sidecar the answer is passed on as it is
-        "message_timeout": seconds(_MOST_S * 1e3),
+        "message_timeout": seconds(config.gateway.processor_timeout_ms),
+        "max_message_timeout": seconds(max(_MOST_MS, config.gateway.processor_timeout_ms)),
     }
     header = {
         "@type": type_url("envoy.type.matcher.v3.HttpRequestHeaderMatchInput"),
