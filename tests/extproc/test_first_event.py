@@ -15,7 +15,6 @@ from fairlead.api.headers import FIRST_EVENT
 from fairlead.core.reported import EngineIdentity
 from fairlead.extproc.first_event import MOST_S, FirstEvent
 from fairlead.extproc.pb import ext_proc_pb2 as pb
-from fairlead.extproc.recorder import Recorder
 from fairlead.extproc.server import SERVICE, ServerName, processor_server
 from tests.extproc.world import (
     Conversation,
@@ -50,7 +49,7 @@ def kinds(made: Iterable[pb.ProcessingResponse]) -> list[str | None]:
 
 
 def test_headers_wait_for_the_first_part_and_then_the_answer_is_left_alone() -> None:
-    first = FirstEvent(Recorder())
+    first = FirstEvent(make_services(), b"10.0.0.1:1")
     (wait,) = replies(first, stream_headers())
     assert wait.override_message_timeout.seconds == MOST_S
     headers, body = replies(first, response_body(TOKEN))
@@ -60,8 +59,8 @@ def test_headers_wait_for_the_first_part_and_then_the_answer_is_left_alone() -> 
 
 
 def test_a_refusal_gets_its_status_and_its_error_and_what_follows_is_dropped() -> None:
-    recorder = Recorder()
-    first = FirstEvent(recorder)
+    services = make_services()
+    first = FirstEvent(services, b"10.0.0.1:1")
     _, headers, body, rest = replies(
         first, stream_headers(), response_body(FULL), response_body(b"data: [DONE]\n\n", end=True)
     )
@@ -70,14 +69,16 @@ def test_a_refusal_gets_its_status_and_its_error_and_what_follows_is_dropped() -
     assert msgspec.json.decode(body.response_body.response.body_mutation.body)["error"]["message"] == "full"
     assert rest.response_body.response.body_mutation.clear_body
     assert not first.is_over, "what is left of it is still to be dropped"
-    assert recorder.refused_streams == 1
+    assert services.recorder.refused_streams == 1
+    full, other, _ = services.router.pool.endpoints
+    assert full.refused_s > other.refused_s, "it is known to be full before another one answers"
 
 
 @pytest.mark.parametrize(
     "message", [stream_headers(503), stream_headers(content_type="application/json"), response_headers(end=True)]
 )
 def test_what_is_no_stream_goes_on_at_once(message: pb.ProcessingRequest) -> None:
-    first = FirstEvent(Recorder())
+    first = FirstEvent(make_services(), b"10.0.0.1:1")
     assert kinds(replies(first, message)) == ["response_headers"]
     assert first.is_over
 
@@ -94,7 +95,7 @@ MESSAGES = st.sampled_from(
 def test_in_whatever_order_messages_come_headers_are_answered_once_and_nothing_raises(
     messages: list[pb.ProcessingRequest],
 ) -> None:
-    first = FirstEvent(Recorder())
+    first = FirstEvent(make_services(), b"10.0.0.1:1")
     made: list[pb.ProcessingResponse] = []
     for message in messages:
         if first.is_over:
@@ -115,7 +116,7 @@ async def test_the_call_ends_with_the_first_part_of_an_answer(edge: ServerName, 
             request_serializer=pb.ProcessingRequest.SerializeToString,
             response_deserializer=pb.ProcessingResponse.FromString,
         )
-        call = method(metadata=((FIRST_EVENT.decode(), "1"),))
+        call = method(metadata=((FIRST_EVENT.decode(), "10.0.0.1:1"),))
         await call.write(stream_headers())
         await call.write(response_body(part))
         wait = await call.read()

@@ -130,6 +130,7 @@ class Endpoint:
         "peers",
         "prefilled_tokens",
         "prefills",
+        "refused_s",
         "report",
         "revision",
         "running_limit",
@@ -169,6 +170,7 @@ class Endpoint:
         self.answered_s = -inf  # when a request last had an answer here, or the end of one
         self._passed_over_s = 0.0  # since when
         self.served_s = -inf  # when a request last succeeded here
+        self.refused_s = -inf  # when it last refused one, as its queue was full
         self.running_limit = RunningLimit()
         self.warm_in = WarmIn()
         self.adapters = AdapterSlots(DIALECTS[spec.engine].usual_adapter_slots)
@@ -293,6 +295,7 @@ class Endpoint:
 
     def refused(self, now_s: float) -> None:
         """It refused a request that is in flight here, as its queue is full."""
+        self.refused_s = now_s
         inflight = None if self.report.stale else self._load.inflight_requests  # only reports can raise a limit again
         self.running_limit.refused(inflight, now_s)
 

@@ -176,7 +176,7 @@ class InFlight:
         """An engine at `address` answered with `code`; the gateway passed over the decision's addresses before it.
 
         An answer in one piece comes when all of its tokens are there. A full queue is no fault of the engine; of one
-        that was passed over the code is not known, so there only its report tells.
+        that was passed over the code is not known: there its report tells, or a stream that it refused meanwhile.
         """
         if self.phase != "sent":
             return
@@ -194,7 +194,7 @@ class InFlight:
             if passed_over is None:
                 continue
             passed_over.request_passed_over(now_s)
-            if passed_over.queues or passed_over.limits_queue:
+            if passed_over.queues or passed_over.refused_s >= self.sent_s:
                 passed_over.refused(now_s)
             else:
                 passed_over.request_failed(now_s)

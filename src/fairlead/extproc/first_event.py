@@ -14,11 +14,12 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from fairlead.api.stream_error import stream_error
+from fairlead.core.in_flight import QUEUE_FULL
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
 from fairlead.extproc.messages import Message, RequestBody
 from fairlead.extproc.observed import EVENT_STREAM
-from fairlead.extproc.recorder import Recorder
+from fairlead.extproc.services import Services
 
 MOST_S: Final = 3600  # a prompt may wait and be computed for minutes before its first token
 _HTTP_OK: Final = 200
@@ -29,10 +30,12 @@ _PASSES: Final = (replies.RESPONSE_HEADERS, replies.RESPONSE_BODY)
 class FirstEvent:
     """One attempt. `on` takes each message, and gives the replies to it, in order; after `is_over` none is wanted."""
 
-    __slots__ = ("_phase", "_recorder")
+    __slots__ = ("_address", "_phase", "_services")
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, services: Services, address: bytes) -> None:
+        """`address` is the engine's, as Envoy has it."""
+        self._services = services
+        self._address = address
         self._phase: Literal["start", "waiting", "refused", "over"] = "start"
 
     @property
@@ -48,18 +51,29 @@ class FirstEvent:
             if not is_stream or message.response_headers.end_of_stream:
                 return self._let_pass((replies.RESPONSE_HEADERS,))
             self._phase = "waiting"
-            self._recorder.held_streams += 1
+            self._services.recorder.held_streams += 1
             return _WAIT  # else Envoy would take us for one that hangs, and go on without us
         if message.HasField("response_body") and self._phase == "waiting":
             refusal = stream_error(message.response_body.body)
             if refusal is None:
                 return self._let_pass(_PASSES)
             self._phase = "refused"
-            self._recorder.refused_streams += 1
+            self._refused(refusal.status)
             return replies.refused_stream(*refusal)
         if message.HasField("response_body") and self._phase == "refused":
             return (replies.NO_RESPONSE_BODY,)
         return self._let_pass((replies.RESPONSE_HEADERS,) if self._phase == "waiting" else ())
+
+    def _refused(self, status: int) -> None:
+        services = self._services
+        services.recorder.refused_streams += 1
+        endpoint = services.router.pool.by_address.get(self._address.decode("latin-1"))
+        if endpoint is None:
+            return
+        now_s = services.clock_s()
+        endpoint.request_answered(now_s)
+        if status in QUEUE_FULL:
+            endpoint.refused(now_s)
 
     def _let_pass(self, made: tuple[bytes, ...]) -> tuple[bytes, ...]:
         self._phase = "over"

@@ -101,8 +101,8 @@ class GrpcioServer:
     async def _process(
         self, _: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext[ProcessingRequest, bytes]
     ) -> None:
-        if _metadata(context, FIRST_EVENT):
-            await self._first_event(context)
+        if (address := _metadata(context, FIRST_EVENT)) != b"":
+            await self._first_event(context, address)
             return
         if not self._services.pool_is_known:
             await context.abort(grpc.StatusCode.UNAVAILABLE, TOO_EARLY)
@@ -122,9 +122,9 @@ class GrpcioServer:
             self._services.recorder.running_streams -= 1
             processing.close()
 
-    async def _first_event(self, context: grpc.aio.ServicerContext[ProcessingRequest, bytes]) -> None:
+    async def _first_event(self, context: grpc.aio.ServicerContext[ProcessingRequest, bytes], address: bytes) -> None:
         """One attempt at an engine that may refuse in its first event."""
-        first = FirstEvent(self._services.recorder)
+        first = FirstEvent(self._services, address)
         while not first.is_over and isinstance(message := await context.read(), ProcessingRequest):
             for reply in first.on(message):
                 await context.write(reply)

@@ -75,7 +75,7 @@ class FirstEventCall:
 
     def __init__(self, call: Call, services: Services) -> None:
         self._call = call
-        self._first = FirstEvent(services.recorder)
+        self._first = FirstEvent(services, call.metadata[FIRST_EVENT])
 
     def message(self, message: Message) -> None:
         for reply in self._first.on(message):

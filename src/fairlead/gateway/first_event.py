@@ -18,7 +18,7 @@ def first_event(config: Config) -> Part:
         "stat_prefix": "first_event",
         "grpc_service": {
             "envoy_grpc": {"cluster_name": SIDECAR_CLUSTER},
-            "initial_metadata": [{"key": FIRST_EVENT.decode(), "value": "1"}],
+            "initial_metadata": [{"key": FIRST_EVENT.decode(), "value": "%UPSTREAM_HOST%"}],
         },
         "processing_mode": {
             "request_header_mode": "SKIP",
