@@ -14,7 +14,7 @@ from fairlead.core.health import REQUEST_FAILURES_TO_EJECT
 from fairlead.core.in_flight import ABORTED_CODE, InFlight
 from fairlead.core.load import Load
 from fairlead.core.policy import Decision, Outcome
-from fairlead.core.reported import UNKNOWN, EngineReport
+from fairlead.core.reported import UNKNOWN, EngineIdentity, EngineReport
 from tests.core.world import World, request
 
 PROMPT = (1, 2, 3, 4)
@@ -181,6 +181,19 @@ def test_however_often_a_full_engine_is_passed_over_it_is_not_ejected() -> None:
         in_flight.ended(3.0)
         world.router.pool.by_address[full].report = UNKNOWN
     assert all(not endpoint.health.doubtful for endpoint in world.router.pool.endpoints)
+
+
+@pytest.mark.parametrize("has_refused", [True, False])
+def test_an_engine_that_is_passed_over_has_failed_unless_it_refused_meanwhile(has_refused: bool) -> None:
+    """Its report may be older than its full queue; but a limit alone excuses no failure."""
+    world, _ = world_of_two()
+    in_flight = sent(world, session=None, now_s=1.0)
+    first, other = [world.router.pool.by_address[address] for address in in_flight.decision.addresses]
+    first.identified(EngineIdentity(max_queued_requests=8))
+    first.refused(1.5 if has_refused else 0.5)
+    in_flight.served(other.address, 200, 2.0, in_one_piece=True)
+    in_flight.ended(3.0)
+    assert first.health.doubtful is not has_refused
 
 
 def test_where_all_are_full_the_prompt_is_cached_nowhere() -> None:
