@@ -166,7 +166,7 @@ def main() -> None:
     lines = [
         "# Cascadia: plans against an oracle",
         "",
-        machine_facts("python benchmarks/papers/cascadia_oracle.py", SEED, machine, os.getloadavg()[0]),
+        machine_facts(f"python benchmarks/papers/cascadia_oracle.py {instances}", SEED, machine, os.getloadavg()[0]),
         "",
         f"{len(found)} of {instances} random cascades (two or three models, 4 to 6 GPUs, a judge that says 0, 10, ...,",
         "100, or with three models 0, 20, ..., 100) could be planned. The oracle simulates every threshold with every",
