@@ -47,6 +47,7 @@ CHAT: Final = "/v1/chat/completions"
 LIMIT_MS: Final = 20.0
 _INTERVAL_S: Final = 0.003
 _REPEATS: Final = 5
+_AFTER_MAKING_S: Final = 0.1  # making a body keeps this process, and whoever waited for an answer then
 _PAUSE_S: Final = 9.0  # after which the sidecar has given memory back
 _HEADING: Final = ("body", "size", "answer", "it took, ms", "waits, median ms", "most", "other one, median ms", "most")
 _FOLDER: Final = Path(__file__).parent / "results"
@@ -232,6 +233,7 @@ async def measure(families: dict[str, Maker], sizes: dict[str, int], mode: Mode)
                 if size > sizes.get("250 KB", size) and "context reuse" in family:
                     continue
                 body = make(size)
+                await asyncio.sleep(_AFTER_MAKING_S)
                 stalls, controls, took, status = [], [], [], ""
                 for _ in range(_REPEATS):
                     neighbour.take_worst_ms(), elsewhere.take_worst_ms()

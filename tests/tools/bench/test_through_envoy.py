@@ -11,7 +11,7 @@ from fairlead.tools.bench.variants import ALONE, BY_SOCKET, FAIRLEAD, FAIRLEAD_G
 @pytest.mark.stack
 @pytest.mark.slow
 async def test_every_variant_serves_every_shape_without_an_error_and_its_time_is_counted() -> None:
-    effort = Effort(rounds=1, saturated_s=0.3, steady_s=0.6)  # the kernel counts CPU in ticks of 10 ms
+    effort = Effort(rounds=1, saturated_s=0.3, steady_s=0.6)
     steps = []
 
     measured = await measure(effort, seed=0, advance=lambda: steps.append(1))
@@ -20,13 +20,15 @@ async def test_every_variant_serves_every_shape_without_an_error_and_its_time_is
     assert {(run.variant, run.shape) for run in measured.runs} == {
         (variant, shape) for variant in VARIANTS for shape in SHAPES
     }
-    assert all(run.requests_per_s > 0 and run.envoy_cpu_us > 0 for run in measured.runs)
+    assert all(run.requests_per_s > 0 for run in measured.runs)
+    # The kernel counts CPU in ticks of 10 ms: one brief run on a busy machine may have none.
+    assert {run.variant for run in measured.runs if run.envoy_cpu_us > 0} == set(VARIANTS)
     assert {run.variant for run in measured.runs if run.decision_us > 0} == {
         FAIRLEAD,
         FAIRLEAD_GRPCIO,
         REWRITING,
         BY_SOCKET,
     }
-    assert all((run.sidecar_cpu_us > 0) == (run.variant != ALONE) for run in measured.runs)
+    assert {run.variant for run in measured.runs if run.sidecar_cpu_us > 0} == set(VARIANTS) - {ALONE}
     assert set(measured.idle_cpu_ms_per_s) == set(VARIANTS) - {ALONE}
     assert len(steps) == effort.runs()
