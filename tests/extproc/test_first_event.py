@@ -15,6 +15,7 @@ from fairlead.api.headers import FIRST_EVENT
 from fairlead.core.reported import EngineIdentity
 from fairlead.extproc.first_event import MOST_S, FirstEvent
 from fairlead.extproc.pb import ext_proc_pb2 as pb
+from fairlead.extproc.routed import may_be_refused
 from fairlead.extproc.server import SERVICE, ServerName, processor_server
 from tests.extproc.world import (
     Conversation,
@@ -151,3 +152,12 @@ def test_only_streams_of_engines_whose_queue_is_limited_are_held(
         endpoint.identified(EngineIdentity(max_queued_requests=most))
     _, picked = Conversation(services).say(request_headers(), request_body(body))
     assert (FIRST_EVENT.decode() in set_headers(picked)) is is_marked
+
+
+def test_an_endpoint_that_left_the_pool_while_the_request_waited_holds_nothing_up() -> None:
+    services = make_services()
+    talk = Conversation(services)
+    talk.say(request_headers(), request_body(STREAMED))
+    assert talk.stream.in_flight is not None
+    services.router.pool.by_address.clear()
+    assert not may_be_refused(talk.stream, talk.stream.in_flight)

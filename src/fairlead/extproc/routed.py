@@ -59,7 +59,7 @@ def routed(exchange: Exchange, picked: Pick | Refused, body: Body, *, end_of_str
         name, value = _prefill_header(picked.in_flight)
         headers.append((name, value))
         removed = [each for each in removed if each != name.decode()]
-    if picked.streams and _may_be_refused(exchange, picked.in_flight):
+    if picked.streams and may_be_refused(exchange, picked.in_flight):
         headers.append((names.FIRST_EVENT, b"1"))
         removed = [each for each in removed if each != names.FIRST_EVENT.decode()]
     made: Replies
@@ -120,10 +120,14 @@ def _destination(exchange: Exchange, in_flight: InFlight) -> str:
     return ",".join(addresses if len(addresses) == wanted else islice(cycle(addresses), wanted))
 
 
-def _may_be_refused(exchange: Exchange, in_flight: InFlight) -> bool:
+def may_be_refused(exchange: Exchange, in_flight: InFlight) -> bool:
     """Whether the stream is to be held until its first event, which may be a refusal."""
     by_address = exchange.services.router.pool.by_address
-    return any(by_address[address].limits_queue for address in in_flight.decision.addresses)
+    for address in in_flight.decision.addresses:
+        endpoint = by_address.get(address)  # it may have left the pool while another endpoint computed the prompt
+        if endpoint is not None and endpoint.limits_queue:
+            return True
+    return False
 
 
 def _prefill_header(in_flight: InFlight) -> replies.Header:
