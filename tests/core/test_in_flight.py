@@ -196,6 +196,18 @@ def test_an_engine_that_is_passed_over_has_failed_unless_it_refused_meanwhile(ha
     assert first.health.doubtful is not has_refused
 
 
+@pytest.mark.parametrize(("code", "blames"), [(503, False), (500, True)])
+def test_a_503_of_an_engine_that_refused_the_stream_meanwhile_is_of_a_full_queue(code: int, blames: bool) -> None:
+    """Others filled it, so that neither its report nor our own requests tell."""
+    world, _ = world_of_two()
+    in_flight = sent(world, session=None, now_s=1.0)
+    endpoint = world.router.pool.by_address[in_flight.address]
+    endpoint.refused(1.5)
+    in_flight.served(endpoint.address, code, 2.0, in_one_piece=True)
+    in_flight.ended(3.0)
+    assert endpoint.health.doubtful is blames
+
+
 def test_where_all_are_full_the_prompt_is_cached_nowhere() -> None:
     world, _ = world_of_two()
     in_flight = sent(world)

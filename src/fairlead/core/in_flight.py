@@ -32,6 +32,7 @@ CLIENT_ERROR: Final = 400
 NOT_FOUND: Final = 404
 SERVER_ERROR: Final = 500
 QUEUE_FULL: Final = (429, 503)
+_JUST_NOW_S: Final = 1.0  # before its status came, a stream that the engine refused was seen to be refused
 NEARLY_FULL: Final = 0.75  # of a KV cache: the next prompt may find no room
 EVICTED_CODE: Final = 429
 ABORTED_CODE: Final = 499  # it ended before an engine answered
@@ -214,7 +215,8 @@ class InFlight:
             placement.commit(self.request, address, now_s, binds=not decision.strayed)
         if in_one_piece:
             self._ticket.prefilled()
-        if refused and endpoint.refuses(code, now_s):
+        was_full = code in QUEUE_FULL and endpoint.refused_s >= max(self.sent_s, now_s - _JUST_NOW_S)
+        if refused and (was_full or endpoint.refuses(code, now_s)):
             endpoint.refused(now_s)
         elif code >= SERVER_ERROR:
             if not self._lost_prefill:
