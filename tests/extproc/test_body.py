@@ -55,5 +55,6 @@ def test_a_streamed_chunk_is_never_longer_than_envoy_takes() -> None:
 
 
 def _streamed(body: Body) -> list[StreamedBodyResponse]:
-    made = [ProcessingResponse.FromString(each) for each in replies.streamed_request_body(body, end_of_stream=True)]
+    sent = map(replies.whole, replies.streamed_request_body(body, end_of_stream=True))
+    made = [ProcessingResponse.FromString(each) for each in sent]
     return [each.request_body.response.body_mutation.streamed_response for each in made]

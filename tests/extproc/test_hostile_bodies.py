@@ -21,7 +21,7 @@ from fairlead.extproc.body_reader import BodyReader
 from fairlead.extproc.held_bytes import HeldBytes
 from fairlead.extproc.pb import ext_proc_pb2 as pb
 from fairlead.extproc.pick import Pick, pick, read_inline
-from fairlead.extproc.reading import Question
+from fairlead.extproc.reading import Question, Read
 from fairlead.extproc.request import HttpRequest
 from fairlead.extproc.services import Services
 from fairlead.tools.bench.processes import resident_bytes
@@ -149,6 +149,30 @@ def test_messages_of_one_image_are_counted_before_each_is_parsed_between_two_req
     message = b'{"role":"user","content":[{"image":0}]}'
     messages = b'{"model":"small","messages":[%b]}' % b",".join([message] * (INLINE.items_with_media + 1))
     assert read_inline(HttpRequest(CHAT, {}, b"", messages)) is None
+
+
+OF_MANY = {
+    "keys": (INLINE.keys, b'{"model":"small","messages":[],%b}', b'"k":0'),
+    "keys of an object in it": (INLINE.keys, b'{"model":"small","messages":[],"metadata":{%b}}', b'"k":0'),
+    "messages": (INLINE.items, b'{"model":"small","messages":[%b]}', b"{}"),
+    "lists": (INLINE.items, b'{"model":"small","messages":[],"tools":[%b]}', b"[]"),
+}
+
+
+@pytest.mark.parametrize(("most", "body", "item"), OF_MANY.values(), ids=OF_MANY)
+def test_a_short_body_of_very_many_keys_or_items_is_not_read_between_two_requests(
+    most: int, body: bytes, item: bytes
+) -> None:
+    def read_of(items: int) -> object:
+        return read_inline(HttpRequest(CHAT, {}, b"", body % b",".join([item] * items)))
+
+    assert isinstance(read_of(most - 8), Read)  # a few are of the body around them
+    assert read_of(most + 1) is None
+
+
+def test_keys_in_a_text_are_none() -> None:
+    text = b'{\\"k\\":[{}]},' * INLINE.keys
+    assert isinstance(read_inline(HttpRequest(CHAT, {}, b"", b'{"model":"small","prompt":"%b"}' % text)), Read)
 
 
 @pytest.mark.parametrize("depth", [100, 500, 900, *range(960, 1000), 5000, 100_000])

@@ -10,7 +10,7 @@ import msgspec
 from fairlead.admission.admission import retry_after_s
 from fairlead.api import headers as names
 from fairlead.api import refusals
-from fairlead.api.body_limits import INLINE
+from fairlead.api.body_limits import INLINE, has_too_many_items
 from fairlead.api.edits import edits
 from fairlead.api.json_body import split_models
 from fairlead.api.one_token import SPLIT_PATHS
@@ -67,7 +67,7 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
 def read_inline(request: HttpRequest) -> Read | Malformed | None:
     """What a body asks for; None for one so long that reading it here would keep other requests waiting."""
     body = request.body
-    if isinstance(body, LongBody) or len(body) > INLINE_BYTES:
+    if isinstance(body, LongBody) or len(body) > INLINE_BYTES or has_too_many_items(body, INLINE.items, INLINE.keys):
         return None
     prompt = parse(body, request.path, request.headers.get(b"content-type", b""), INLINE)
     if isinstance(prompt, Malformed):

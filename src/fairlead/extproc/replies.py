@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 from fairlead.api import headers as names
 from fairlead.api.refusals import HttpAnswer
-from fairlead.extproc.body import Body, LongBody, pieces_of
+from fairlead.edge.grpc.reading import Part
+from fairlead.extproc.body import Body, pieces_of
 from fairlead.extproc.body import whole as whole_body
 from fairlead.extproc.pb.ext_proc_pb2 import (
     BodyMutation,
@@ -30,6 +31,7 @@ from fairlead.extproc.pb.ext_proc_pb2 import (
 METADATA_NAMESPACE: Final = "envoy.lb"
 CHUNK_BYTES: Final = 62_000  # Envoy refuses a streamed chunk of 64 KiB or more
 _COPIED_BYTES: Final = 1 << 16
+_JOINED_BYTES: Final = 4096  # of a chunk: to send it apart from its head would cost more than the copy
 _CACHED_REPLIES: Final = 4096  # of each kind, some 300 bytes each
 _SHORTEST_HOLE, _LONGEST_HOLE = 8, 64  # request ids that a reply is made for in advance; a UUID has 36 characters
 _OVERWRITE: Final = HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
@@ -69,14 +71,20 @@ NO_RESPONSE_BODY: Final = ProcessingResponse(
     response_body=BodyResponse(response=CommonResponse(body_mutation=BodyMutation(clear_body=True)))
 ).SerializeToString()
 
+_AROUND_A_CHUNK: Final = (
+    BodyMutation.STREAMED_RESPONSE_FIELD_NUMBER,
+    CommonResponse.BODY_MUTATION_FIELD_NUMBER,
+    BodyResponse.RESPONSE_FIELD_NUMBER,
+)
+
 Header = tuple[bytes, bytes]
 
 
 class LongReply(NamedTuple):
-    """One message in two parts, so that a long body is not copied to be behind its head."""
+    """One message in parts, so that a long body is not copied to be behind its head."""
 
     head: bytes
-    body: LongBody
+    body: tuple[Part, ...]
 
 
 Reply = bytes | LongReply
@@ -84,7 +92,7 @@ Reply = bytes | LongReply
 
 def whole(reply: Reply) -> bytes:
     """A message in one part, for those who can send no other."""
-    return reply if isinstance(reply, bytes) else b"".join((reply.head, *reply.body.pieces))
+    return reply if isinstance(reply, bytes) else b"".join((reply.head, *reply.body))
 
 
 def _mutation(headers: Iterable[Header], remove: Iterable[str] = ()) -> HeaderMutation:
@@ -132,7 +140,7 @@ def _routed_body(destination: str, headers: Iterable[Header], remove: Iterable[s
         head = common.SerializeToString() if number == BodyResponse.RESPONSE_FIELD_NUMBER else b""
         field = _field(number, len(head) + len(field) + len(body)) + head + field
     field = _field(ProcessingResponse.REQUEST_BODY_FIELD_NUMBER, len(field) + len(body)) + field
-    return LongReply(_with_destination(ProcessingResponse(), destination) + field, LongBody(pieces_of(body), len(body)))
+    return LongReply(_with_destination(ProcessingResponse(), destination) + field, pieces_of(body))
 
 
 def _field(number: int, length: int) -> bytes:
@@ -251,25 +259,39 @@ def settled_body(headers: Iterable[Header], body: bytes | None) -> bytes:
     return ProcessingResponse(response_body=BodyResponse(response=common)).SerializeToString()
 
 
-def streamed_request_body(body: Body, *, end_of_stream: bool) -> Iterator[bytes]:
+def streamed_request_body(body: Body, *, end_of_stream: bool) -> Iterator[Reply]:
     """The body in chunks that Envoy takes; `end_of_stream`, if it is set, is on the last only."""
-    for mutation in _chunks(body, end_of_stream):
-        yield ProcessingResponse(request_body=BodyResponse(response=mutation)).SerializeToString()
+    return _chunks(ProcessingResponse.REQUEST_BODY_FIELD_NUMBER, body, end_of_stream)
 
 
-def streamed_response_body(body: bytes, *, end_of_stream: bool) -> Iterator[bytes]:
-    for mutation in _chunks(body, end_of_stream):
-        yield ProcessingResponse(response_body=BodyResponse(response=mutation)).SerializeToString()
+def streamed_response_body(body: bytes, *, end_of_stream: bool) -> Iterator[Reply]:
+    return _chunks(ProcessingResponse.RESPONSE_BODY_FIELD_NUMBER, body, end_of_stream)
 
 
-def _chunks(body: Body, end_of_stream: bool) -> Iterator[CommonResponse]:
+def _chunks(outermost: int, body: Body, end_of_stream: bool) -> Iterator[Reply]:
     pieces = pieces_of(body) or (b"",)
     for number, piece in enumerate(pieces, 1):
         for start in range(0, len(piece) or 1, CHUNK_BYTES):
-            last = number == len(pieces) and start + CHUNK_BYTES >= len(piece)
-            part = bytes(piece[start : start + CHUNK_BYTES])
-            chunk = StreamedBodyResponse(body=part, end_of_stream=end_of_stream and last)
-            yield CommonResponse(body_mutation=BodyMutation(streamed_response=chunk))
+            is_last = number == len(pieces) and start + CHUNK_BYTES >= len(piece)
+            part = piece if len(piece) <= CHUNK_BYTES else memoryview(piece)[start : start + CHUNK_BYTES]
+            yield _chunk(outermost, part, end_of_stream and is_last)
+
+
+def _chunk(outermost: int, part: Part, is_end: bool) -> Reply:
+    """Written by hand: the library would copy the part four times, and a long body has hundreds."""
+    head = _chunk_head(outermost, len(part), is_end)
+    return head + part if len(part) <= _JOINED_BYTES else LongReply(head, (part,))
+
+
+@lru_cache(maxsize=_CACHED_REPLIES)
+def _chunk_head(outermost: int, length: int, is_end: bool) -> bytes:
+    """What comes before the bytes of a streamed chunk, as these are the last field of a message."""
+    made = _field(StreamedBodyResponse.BODY_FIELD_NUMBER, length)
+    if is_end:
+        made = StreamedBodyResponse(end_of_stream=True).SerializeToString() + made
+    for number in (*_AROUND_A_CHUNK, outermost):
+        made = _field(number, len(made) + length) + made
+    return made
 
 
 def immediate(answer: HttpAnswer, headers: Iterable[Header] = ()) -> bytes:
