@@ -30,11 +30,8 @@ class Sharing(World):
         self.store = SharedStore(
             url,
             StorePassword(),
-            table=self.router.sessions,
-            endpoints=lambda: self.router.pool.endpoints,
+            self.router,
             apply=lambda _address, _load: None,
-            planner=self.planner,
-            index=self.router.index,
             rates=RateLimits(),
             admission=Admission(self.router),
             clock_s=time.perf_counter,

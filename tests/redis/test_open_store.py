@@ -12,9 +12,6 @@ class NotInstalled:
         if name == "redis":
             raise ModuleNotFoundError("No module named 'redis'", name=name)
 sys.meta_path.insert(0, NotInstalled())
-from fairlead.core.migration import Planner, Rules
-from fairlead.core.prefix_index import PrefixIndex
-from fairlead.core.sessions import SessionTable
 from fairlead.errors import UserError
 from fairlead.redis import open_store
 from fairlead.redis.password import StorePassword
@@ -22,11 +19,8 @@ try:
     open_store(
         "redis://h:1",
         StorePassword(),
-        table=SessionTable(),
-        endpoints=list,
+        router=None,
         apply=print,
-        planner=Planner(Rules(), SessionTable()),
-        index=PrefixIndex(),
         rates=None,
         admission=None,
         clock_s=float,

@@ -12,10 +12,9 @@ from fairlead.admission.admission import Admission
 from fairlead.admission.rates import RateLimits
 from fairlead.core.facts import session_key
 from fairlead.core.load import Load
-from fairlead.core.migration import Planner, Rules
+from fairlead.core.migration import Rules
 from fairlead.core.peers import NO_LOAD
 from fairlead.core.pool import Pool
-from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.router import Router
 from fairlead.core.sessions import SessionTable
 from fairlead.policies import build_policy
@@ -40,19 +39,22 @@ class Sidecar:
         self.table = SessionTable(ttl_s=ttl_s, max_entries=max_entries)
         self.endpoints = {address: make_endpoint(address, "m") for address in ("a:1", "b:1")}
         self.others: dict[str, Load] = {}
-        self.planner = Planner(Rules(), self.table)
-        self.rates = RateLimits()
-        self.admission = Admission(
-            Router(Pool(tuple(self.endpoints.values()), {}), build_policy("random", {}), fallbacks=0, rng=Random(1))
+        router = Router(
+            Pool(tuple(self.endpoints.values()), {}),
+            build_policy("random", {}),
+            fallbacks=0,
+            rng=Random(1),
+            sessions=self.table,
+            rules=Rules(),
         )
+        self.planner = router.planner
+        self.rates = RateLimits()
+        self.admission = Admission(router)
         self.store = SharedStore(
             url,
             password or StorePassword(),
-            table=self.table,
-            endpoints=self.endpoints.values,
+            router,
             apply=self.others.__setitem__,
-            planner=self.planner,
-            index=PrefixIndex(),
             rates=self.rates,
             admission=self.admission,
             clock_s=time.perf_counter,

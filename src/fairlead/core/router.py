@@ -46,6 +46,16 @@ class _Known(NamedTuple):
     credits: Mapping[str, Credit]
 
 
+class _Way(NamedTuple):
+    """The way that a request takes, before it is told as a decision."""
+
+    ranking: Ranking
+    best: tuple[Ranked, ...]
+    cached_tokens: int  # at the endpoint that answers
+    migration: Move | Stay | None = None
+    prefill: PrefillChoice | None = None
+
+
 class Router(Placement, Advice):
     """Decides over one pool with one policy; both may be replaced between two decisions (`pool`, `use`)."""
 
@@ -151,48 +161,53 @@ class Router(Placement, Advice):
         if self.planner.draining:
             endpoints = self.planner.without_draining(endpoints, target)
         options = Options(request, table, endpoints, known.tokens, target, needs)
-        ranking, best = self.rank(options)
-        first = ranking.order[0].candidate
-        migration: Move | Stay | None = None
-        if first.is_affine and self.pool.by_address[first.address].spec.answers_alone:
-            source = self.pool.by_address[first.address]
-            migration = self.planner.consider(request, source, endpoints, known.tokens, now_s)
-            if isinstance(migration, Move) and migration.redirects:
-                ranking, best = self._redirected(options, ranking, best, migration.target)
-        first = ranking.order[0].candidate
-        cached_tokens = first.cached_tokens
-        if isinstance(migration, Move) and migration.redirects and migration.how == "pull":
-            cached_tokens = migration.tokens
-        prefill: PrefillChoice | None = None
-        if self.pool.prefilling and request.may_split and migration is None:
-            prefill, by_split = self._prefill(options, first, known, subset, now_s)
-            if prefill is not None and prefill.is_split:
-                ranking = by_split
-                first = ranking.order[0].candidate
-                cached_tokens = min(known.tokens.get(first.address, 0), request.tokens)
+        way = self._way(options, known, subset, now_s)
+        first = way.ranking.order[0].candidate
         self.decided += 1
         form_blocks = known.blocks.get(first.address, 0) - known.own_blocks.get(first.address, 0)
         return Decision(
-            addresses=self._in_order_of_trial(ranking),
+            addresses=self._in_order_of_trial(way.ranking),
             model=request.model if request.model in self.pool.names else first.model,
-            why=ranking.why,
-            cached_tokens=cached_tokens,
+            why=way.ranking.why,
+            cached_tokens=way.cached_tokens,
             queued_tokens=first.pending_prefill_tokens,
             rtt_ms=first.rtt_ms,
             considered=len(endpoints),
-            best=best,
+            best=way.best,
             policy=self.policy,
             decided_s=now_s,
             number=self.decided,
             form=known.forms.get(first.address, 0),
             form_tokens=int(form_blocks * request.block_tokens),
-            migration=migration,
+            migration=way.migration,
             cached_blocks=known.blocks.get(first.address, 0),
             credit=known.credits.get(first.address),
-            prefill=prefill,
+            prefill=way.prefill,
             adapter=first.adapter,
             strayed=target != bound and first.is_affine,
         )
+
+    def _way(self, options: Options, known: _Known, subset: Collection[str] | None, now_s: float) -> _Way:
+        """What the policy chooses, or where a session moves instead, or who computes the prompt before."""
+        request = options.request
+        ranking, best = self.rank(options)
+        first = ranking.order[0].candidate
+        migration: Move | Stay | None = None
+        if first.is_affine and self.pool.by_address[first.address].spec.answers_alone:
+            source = self.pool.by_address[first.address]
+            migration = self.planner.consider(request, source, options.endpoints, known.tokens, now_s)
+            if isinstance(migration, Move) and migration.redirects:
+                ranking, best = self._redirected(options, ranking, best, migration.target)
+                moved = ranking.order[0].candidate
+                cached_tokens = migration.tokens if migration.how == "pull" else moved.cached_tokens
+                return _Way(ranking, best, cached_tokens, migration)
+        if self.pool.prefilling and request.may_split and migration is None:
+            prefill, by_split = self._prefill(options, first, known, subset, now_s)
+            if prefill is not None and prefill.is_split:
+                at = by_split.order[0].candidate.address
+                return _Way(by_split, best, min(known.tokens.get(at, 0), request.tokens), None, prefill)
+            return _Way(ranking, best, first.cached_tokens, None, prefill)
+        return _Way(ranking, best, first.cached_tokens, migration)
 
     def _answering(
         self, request: RequestFacts, endpoints: Sequence[Endpoint], subset: Collection[str] | None

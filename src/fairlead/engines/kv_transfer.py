@@ -27,6 +27,7 @@ from fairlead.api.paths import COMPLETIONS, TOKENIZE
 from fairlead.dialects.vllm import transfers_safely
 from fairlead.engines import metrics_text
 from fairlead.engines.ask import Answer, UnansweredError, ask_once
+from fairlead.engines.one_token_answer import OneTokenAnswer
 
 Stage = Literal["discover", "tokenize", "export", "import", "confirm"]
 
@@ -123,25 +124,6 @@ class Connector(Protocol):
         ...
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    prompt_tokens_details: _Details | None = None
-
-
-class _Choice(msgspec.Struct):
-    finish_reason: str | None = None
-
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Usage
-    kv_transfer_params: dict[str, Any] | None = None
-
-
 class _Tokens(msgspec.Struct):
     tokens: list[int]
 
@@ -228,13 +210,12 @@ async def complete(
     if prompt.cache_salt:
         body["cache_salt"] = prompt.cache_salt
     answer = await _ask(stage, party, COMPLETIONS, timeout_s, post=msgspec.json.encode(body))
-    completion = _read(stage, answer.body, _Completion)
+    completion = _read(stage, answer.body, OneTokenAnswer)
     if completion.usage.prompt_tokens != len(prompt.ids):
         raise TransferError(stage, "tokens")
-    if [choice.finish_reason for choice in completion.choices] != ["length"]:
+    if not completion.is_of_one_token:
         raise TransferError(stage, "finish_reason")
-    details = completion.usage.prompt_tokens_details
-    return Exported(details.cached_tokens if details is not None else None, completion.kv_transfer_params)
+    return Exported(completion.cached_tokens, completion.kv_transfer_params)
 
 
 async def taken(party: Party, timeout_s: float) -> _Taken:

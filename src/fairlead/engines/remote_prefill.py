@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 import msgspec
@@ -23,6 +23,7 @@ from fairlead.engines.ask import UnansweredError, ask_once
 from fairlead.engines.kv_transfer import Connector, Exported, Party, TransferError
 from fairlead.engines.mooncake import Mooncake
 from fairlead.engines.nixl import Nixl
+from fairlead.engines.one_token_answer import OneTokenAnswer
 
 _MOST_BYTES: Final = 8 << 20  # of an answer: NIXL names every block
 _OK: Final = 200
@@ -30,25 +31,6 @@ _LEAST_FAULT: Final = 500
 _CONNECTORS: Final[Mapping[str, Connector]] = {"mooncake": Mooncake(), "nixl": Nixl()}
 
 Header = tuple[bytes, bytes]
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-
-class _Choice(msgspec.Struct):
-    finish_reason: str | None = None
-
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Usage = _Usage()
-    kv_transfer_params: dict[str, Any] | None = None
 
 
 class Prefilled(msgspec.Struct, frozen=True):
@@ -156,18 +138,16 @@ class RemotePrefills:
             discovered = await connector.discover(source)
             asked = of_one_token(body, spans, msgspec.json.encode(connector.to_export(transfer_id)))
             completion = await _ask(address, path, asked, headers, within_s, self.accesses.get(address, PLAIN))
-            details = completion.usage.prompt_tokens_details
-            cached_tokens = None if details is None else details.cached_tokens
-            exported = Exported(cached_tokens, completion.kv_transfer_params)
+            exported = Exported(completion.cached_tokens, completion.kv_transfer_params)
             parameters = connector.to_import(transfer_id, source, discovered, exported)
         except TransferError as error:
             raise NotPrefilledError(f"{error.stage}_{error.reason}", blames=error.stage == "discover") from None
-        return Prefilled(msgspec.json.encode(parameters), completion.usage.prompt_tokens, cached_tokens)
+        return Prefilled(msgspec.json.encode(parameters), completion.usage.prompt_tokens, completion.cached_tokens)
 
 
 async def _ask(
     address: str, path: str, body: bytes, headers: Sequence[Header], within_s: float, access: Access
-) -> _Completion:
+) -> OneTokenAnswer:
     try:
         answer = await ask_once(address, path, within_s, _MOST_BYTES, post=body, headers=headers, access=access)
     except UnansweredError as error:
@@ -175,9 +155,9 @@ async def _ask(
     if answer.status != _OK:
         raise NotPrefilledError("status", blames=answer.status >= _LEAST_FAULT)
     try:
-        completion = msgspec.json.decode(answer.body, type=_Completion)
+        completion = msgspec.json.decode(answer.body, type=OneTokenAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise NotPrefilledError("foreign", blames=False) from None
-    if [choice.finish_reason for choice in completion.choices] != ["length"]:
+    if not completion.is_of_one_token:
         raise NotPrefilledError("finish_reason", blames=False)
     return completion

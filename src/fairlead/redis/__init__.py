@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from fairlead.admission.admission import Admission
 from fairlead.admission.rates import RateLimits
-from fairlead.core.endpoint import Endpoint
 from fairlead.core.load import Load
-from fairlead.core.migration import Planner
 from fairlead.core.peers import NO_LOAD
-from fairlead.core.prefix_index import PrefixIndex
-from fairlead.core.sessions import SessionTable
+from fairlead.core.router import Router
 from fairlead.errors import UserError, how_to_install
 from fairlead.redis.password import StorePassword
 
@@ -83,12 +80,9 @@ class NoStore:
 def open_store(
     url: str,
     password: StorePassword,
+    router: Router,
     *,
-    table: SessionTable,
-    endpoints: Callable[[], Iterable[Endpoint]],
     apply: Callable[[str, Load], None],
-    planner: Planner,
-    index: PrefixIndex,
     rates: RateLimits,
     admission: Admission,
     clock_s: Callable[[], float],
@@ -96,18 +90,8 @@ def open_store(
     """The store at `url`, not yet started. Raises UserError where the library for Redis is not installed."""
     if url == MEMORY:
         return NoStore()
-    return _shared_store()(
-        url,
-        password,
-        table=table,
-        endpoints=endpoints,
-        apply=apply,
-        planner=planner,
-        index=index,
-        rates=rates,
-        admission=admission,
-        clock_s=clock_s,
-    )
+    make = _shared_store()
+    return make(url, password, router, apply=apply, rates=rates, admission=admission, clock_s=clock_s)
 
 
 def require_library() -> None:

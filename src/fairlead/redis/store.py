@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from fairlead.addresses import without_password
 from fairlead.admission.admission import Admission
 from fairlead.admission.rates import RateLimits
-from fairlead.core.endpoint import Endpoint
 from fairlead.core.load import Load
-from fairlead.core.migration import Planner
-from fairlead.core.prefix_index import PrefixIndex
-from fairlead.core.sessions import SessionTable
+from fairlead.core.router import Router
 from fairlead.redis import StoreStatistics
 from fairlead.redis.drains import SharedDrains
 from fairlead.redis.link import RedisLink
@@ -24,8 +21,8 @@ from fairlead.redis.tenants import SharedTenants
 
 
 class SharedStore:
-    """What `table` binds, `planner` moves and drains and `endpoints()` have in flight is shared; `apply(address, load)`
-    gets what others have, `index` what they moved, `rates` and `admission` what they gave to tenants.
+    """What `router` binds, moves, drains and has in flight is shared, and what its index gained by moves;
+    `apply(address, load)` gets what others have in flight, `rates` and `admission` what they gave to tenants.
 
     `start` returns at once and nothing here ever makes a request wait; `stop` writes what is pending.
     """
@@ -34,22 +31,24 @@ class SharedStore:
         self,
         url: str,
         password: StorePassword,
+        router: Router,
         *,
-        table: SessionTable,
-        endpoints: Callable[[], Iterable[Endpoint]],
         apply: Callable[[str, Load], None],
-        planner: Planner,
-        index: PrefixIndex,
         rates: RateLimits,
         admission: Admission,
         clock_s: Callable[[], float],
     ) -> None:
         database = int(urlsplit(without_password(url)).path.strip("/") or 0)
-        self.sessions = RedisSessions(table, database, clock_s)
-        self.load = SharedLoad(endpoints, apply, database, clock_s)
-        self.moves = SharedMoves(table, index, self.sessions.waits, database, clock_s)
+        planner = router.planner
+
+        def addresses() -> set[str]:
+            return set(router.pool.by_address)
+
+        self.sessions = RedisSessions(router.sessions, database, clock_s)
+        self.load = SharedLoad(lambda: router.pool.endpoints, apply, database, clock_s)
+        self.moves = SharedMoves(router.sessions, router.index, self.sessions.waits, database, clock_s)
         planner.on_move = self.moves.made
-        self.drains = SharedDrains(planner.draining, lambda: {e.address for e in endpoints()}, database, clock_s)
+        self.drains = SharedDrains(planner.draining, addresses, database, clock_s)
         self.tenants = SharedTenants(rates, admission, lambda: self.load.peers.count, database, clock_s)
         self.link = RedisLink(url, password, (self.sessions, self.moves, self.drains, self.load, self.tenants))
 

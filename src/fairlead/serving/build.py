@@ -63,11 +63,8 @@ def build(config: Config, folder: Path) -> Services:
     store = open_store(
         sessions.store,
         StorePassword(sessions.store_password_path(folder)),
-        table=router.sessions,
-        endpoints=lambda: router.pool.endpoints,
+        router,
         apply=peers_report,
-        planner=router.planner,
-        index=router.index,
         rates=rates,
         admission=admission,
         clock_s=clock_s,
