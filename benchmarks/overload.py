@@ -12,6 +12,7 @@ the least and the greatest p95. `fairlead, by SLO` also has these times as objec
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +28,7 @@ from fairlead.tools.replay.claude_code import Sampling
 from fairlead.tools.replay.gated import (
     FairleadGate,
     GatedSimulation,
+    Gatekeeper,
     LlmDFlowControl,
     LlmDShedding,
     NoGate,
@@ -48,8 +50,9 @@ SPAN_S = 180.0
 # conversation of some twenty requests, of which only 21 begin in 180 s.
 SPANS_S = {"azure_llm_2023_conv": 1080.0, "claude_code": 360.0}
 SEEDS = (1, 2, 3)
+GateMaker = Callable[[GatedSimulation], Gatekeeper]
 BANDS = {0: BandRules("chat", longest_wait_s=WAIT_S), -1: BandRules("batch", share=0.8, longest_wait_s=WAIT_S)}
-RULES = {
+RULES: dict[str, GateMaker] = {
     "no gate": NoGate,
     "static, 32 an engine": partial(StaticLimit, per_engine=32, longest_wait_s=WAIT_S),
     "static, 100 an engine": partial(StaticLimit, per_engine=100, longest_wait_s=WAIT_S),
@@ -75,11 +78,11 @@ class Figures(NamedTuple):
     waited: float
 
 
-def one(world: World, workload: Workload, rule: str, seed: int) -> Figures:
+def one(world: World, workload: Workload, gate: GateMaker, seed: int) -> Figures:
     tenancy = Tenancy(seed=seed)
     rows: list[AttemptRecord] = []
     simulation = GatedSimulation(
-        world, workload, build_policy("fairlead", {}), RULES[rule], tenancy, seed=seed, sink=rows.append
+        world, workload, build_policy("fairlead", {}), gate, tenancy, seed=seed, sink=rows.append
     )
     simulation.run()
     until_ms = workload.conversations[-1].start_ms
@@ -113,6 +116,14 @@ def one(world: World, workload: Workload, rule: str, seed: int) -> Figures:
     )
 
 
+def window(trace: str) -> tuple[Workload, str]:
+    """What is replayed of a trace, at its own speed, and a title for it."""
+    name = Path(trace).name.split(".")[0]
+    until_s = BEGIN_S + SPANS_S.get(name, SPAN_S)
+    usual = read_trace(Path(trace), Sampling(), 0).between(BEGIN_S, until_s)
+    return usual, (f"{name}: {BEGIN_S:g} to {until_s:g} s, {len(usual.conversations)} conversations, {ENGINES} engines")
+
+
 def shown(runs: list[Figures]) -> str:
     p95 = [run.ttft_p95_ms for run in runs]
     good, p50_ms, p95_ms, tokens, jain, chat_refused, batch_refused, waited = (
@@ -128,12 +139,8 @@ def main(traces: list[str]) -> None:
     print("# Overload: what stands before the router\n")
     print((__doc__ or "").split("\n\n", 2)[2])
     for trace in traces:
-        world = alike(ENGINES)
-        name = Path(trace).name.split(".")[0]
-        until_s = BEGIN_S + SPANS_S.get(name, SPAN_S)
-        usual = read_trace(Path(trace), Sampling(), 0).between(BEGIN_S, until_s)
-        conversations = len(usual.conversations)
-        print(f"\n## {name}: {BEGIN_S:g} to {until_s:g} s, {conversations} conversations, {ENGINES} engines")
+        world, (usual, title) = alike(ENGINES), window(trace)
+        print(f"\n## {title}")
         print(f"\nSeeds {', '.join(map(str, SEEDS))}.\n")
         print(
             "| load | rule | good | chat TTFT p50 ms | p95 ms | tokens/ms | Jain, chat | "
@@ -142,8 +149,8 @@ def main(traces: list[str]) -> None:
         print("|---|---|---|---|---|---|---|---|---|---|")
         for load in LOADS:
             workload = usual.faster(faster_for(load, world, usual, read_policy_spec("least_request")))
-            for rule in RULES:
-                runs = [one(world, workload, rule, seed) for seed in SEEDS]
+            for rule, gate in RULES.items():
+                runs = [one(world, workload, gate, seed) for seed in SEEDS]
                 print(f"| {load:g} | {rule} | {shown(runs)} |", flush=True)
 
 

@@ -15,24 +15,23 @@ _WINDOW_BYTES: Final = 1 << 20
 
 
 class Limits(NamedTuple):
-    """Of a body's messages, and as many parts; of its parts where one is an image, as each list is then parsed; and
-    of the keys of all its objects."""
+    """Of a body's messages, and as many parts; and of its parts where one is an image, as each list is then parsed."""
 
     items: int
     items_with_media: int
-    keys: int
 
 
-OF_ANY: Final = Limits(MOST_ITEMS, MOST_ITEMS, MOST_KEYS)
-INLINE: Final = Limits(4096, 1024, 8192)  # between two other requests: some 5 ms, whatever is in it
+OF_ANY: Final = Limits(MOST_ITEMS, MOST_ITEMS)
+INLINE: Final = Limits(4096, 1024)  # between two other requests
 
 
-def has_too_many_items(body: bytes, most: int = MOST_ITEMS, most_keys: int = MOST_KEYS) -> bool:
-    """Whether JSON has more than `most` objects and lists, or `most_keys` keys, outside of its strings.
+def has_too_many_items(body: bytes, most: int = MOST_ITEMS) -> bool:
+    """Whether JSON has more than `most` objects and lists, or four times as many keys, outside of its strings.
 
     The time is linear, in little memory: a body of 24 MB may hold eight million empty objects, and they are counted
     before any parser makes them.
     """
+    most_keys = most * (MOST_KEYS // MOST_ITEMS)
     if body.count(b"{") + body.count(b"[") <= most and body.count(b":") <= most_keys:
         return False
     if b"\\" in body:

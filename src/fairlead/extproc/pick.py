@@ -10,7 +10,7 @@ import msgspec
 from fairlead.admission.admission import retry_after_s
 from fairlead.api import headers as names
 from fairlead.api import refusals
-from fairlead.api.body_limits import INLINE, has_too_many_items
+from fairlead.api.body_limits import INLINE
 from fairlead.api.edits import edits
 from fairlead.api.json_body import split_models
 from fairlead.api.one_token import SPLIT_PATHS
@@ -31,6 +31,10 @@ from fairlead.extproc.reading import INLINE_BYTES, Question, Read, read_whole
 from fairlead.extproc.request import Asked, HttpRequest
 from fairlead.extproc.services import Services
 from fairlead.migration.mover import MOST_BODY_BYTES
+
+# Of JSON, outside of its prompt's text. It may be keys of a few bytes, each a microsecond wherever spans are looked
+# for; to count them would cost every body more than its parse.
+_MOST_AROUND_BYTES: Final = 64 * 1024
 
 
 class Pick(msgspec.Struct, frozen=True, gc=False):
@@ -67,11 +71,13 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
 def read_inline(request: HttpRequest) -> Read | Malformed | None:
     """What a body asks for; None for one so long that reading it here would keep other requests waiting."""
     body = request.body
-    if isinstance(body, LongBody) or len(body) > INLINE_BYTES or has_too_many_items(body, INLINE.items, INLINE.keys):
+    if isinstance(body, LongBody) or len(body) > INLINE_BYTES:
         return None
     prompt = parse(body, request.path, request.headers.get(b"content-type", b""), INLINE)
     if isinstance(prompt, Malformed):
         return None if prompt is TOO_MANY else prompt
+    if prompt.model_span is None and len(body) - len(prompt.text) > _MOST_AROUND_BYTES:
+        return None
     return Read(prompt)
 
 
