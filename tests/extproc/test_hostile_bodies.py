@@ -160,8 +160,17 @@ def test_a_short_body_of_very_many_keys_is_not_read_between_two_requests() -> No
     assert read_of(20_000) is None
 
 
+@pytest.mark.parametrize("around", [0, 60_000], ids=["alone", "beside a text"])
+def test_a_short_body_of_very_many_messages_is_not_parsed_between_two_requests(
+    around: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = b'{"model":"small","x":"%b","messages":[%b]}' % (b"x" * around, b",".join([b"{}"] * 64_000))
+    monkeypatch.setattr("fairlead.extproc.pick.parse", None)
+    assert read_inline(HttpRequest(CHAT, {}, b"", messages)) is None
+
+
 def test_a_text_is_read_between_two_requests_whatever_stands_in_it() -> None:
-    text = b'{\\"k\\":[{}]},' * 16_000
+    text = b'{\\"key\\":[1]},' * 16_000
     assert isinstance(read_inline(HttpRequest(CHAT, {}, b"", b'{"model":"small","prompt":"%b"}' % text)), Read)
 
 
