@@ -12,6 +12,8 @@ MOST_KEYS: Final = 4 * MOST_ITEMS  # of all its objects
 MOST_ATTEMPTED: Final = 32  # a longer list says nothing more, and penalty**attempts must stay a float
 MOST_NAME_CHARACTERS: Final = 256  # of a model
 _WINDOW_BYTES: Final = 1 << 20
+_FEW: Final = 256
+_LEAST_BYTES_OF_KEY: Final = 4  # `"":0`
 
 
 class Limits(NamedTuple):
@@ -25,6 +27,18 @@ OF_ANY: Final = Limits(MOST_ITEMS, MOST_ITEMS)
 INLINE: Final = Limits(4096, 1024)  # between two other requests
 
 
+def count_of(text: bytes, byte: bytes) -> int:
+    """`text.count(byte)`, which takes half a nanosecond for each byte of the text; here those between the first few
+    that are found are jumped over.
+    """
+    at = -1
+    for number in range(_FEW):
+        at = text.find(byte, at + 1)
+        if at < 0:
+            return number
+    return _FEW + text.count(byte, at + 1)
+
+
 def has_too_many_items(body: bytes, most: int = MOST_ITEMS) -> bool:
     """Whether JSON has more than `most` objects and lists, or four times as many keys, outside of its strings.
 
@@ -32,7 +46,8 @@ def has_too_many_items(body: bytes, most: int = MOST_ITEMS) -> bool:
     before any parser makes them.
     """
     most_keys = most * (MOST_KEYS // MOST_ITEMS)
-    if body.count(b"{") + body.count(b"[") <= most and body.count(b":") <= most_keys:
+    has_few_keys = len(body) < _LEAST_BYTES_OF_KEY * most_keys or body.count(b":") <= most_keys
+    if has_few_keys and count_of(body, b"{") + count_of(body, b"[") <= most:
         return False
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is left of quotes begins or ends a string

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from fairlead.api.body_limits import Limits, has_too_many_items
+from fairlead.api.body_limits import Limits, count_of, has_too_many_items
 from fairlead.api.json_body import NULL, UNSET, Body, Message, Slice
 from fairlead.api.media import MOST_PLACED, Media, stand_in
 from fairlead.api.spans import Span
@@ -176,7 +176,7 @@ def _has_many_parts(value: msgspec.Raw, most_items: int) -> bool:
 
 
 def _has_too_many_parts(lists: bytes, most_items: int) -> bool:
-    return len(lists) > most_items and lists.count(b"{") > most_items and has_too_many_items(lists, most_items)
+    return len(lists) > most_items and count_of(lists, b"{") > most_items and has_too_many_items(lists, most_items)
 
 
 def _are_text_alone(lists: bytes) -> bool:
