@@ -29,7 +29,7 @@ def bench(
     ),
     seed: Annotated[int, typer.Option(min=0, help="Another seed makes other bodies and endpoints.")] = 0,
 ) -> None:
-    """Measure this machine in about seven minutes: decisions, tables and watches, and Envoy against a null processor.
+    """Measure this machine in about ten minutes: decisions, tables and watches, and Envoy against a null processor.
 
     Ends 1 if a request failed. A target that is missed is printed and does not change the exit code.
     """
