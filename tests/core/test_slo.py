@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.core.candidates import candidates
+from fairlead.core.load import Load
 from fairlead.core.objective import Slo
 from fairlead.core.policy import Decision, Refusal
 from fairlead.core.slo import expected_first_token_ms, expected_pace_ms, least_first_token_ms, meeting
@@ -81,15 +82,17 @@ def test_time_that_was_waited_is_gone() -> None:
 
 @given(
     pending=st.integers(0, 100_000),
+    strangers=st.integers(0, 5_000),
     decoding=st.integers(0, 100),
     cached=st.integers(0, 2_000),
     ttft_ms=st.floats(0, 20_000),
     tpot_ms=st.floats(0, 100),
 )
 def test_an_endpoint_meets_it_exactly_if_its_expected_times_do(
-    pending: int, decoding: int, cached: int, ttft_ms: float, tpot_ms: float
+    pending: int, strangers: int, decoding: int, cached: int, ttft_ms: float, tpot_ms: float
 ) -> None:
     endpoint = make_endpoint("a:1", pending_prefill_tokens=pending, inflight_requests=decoding, rtt_ms=3.0)
+    endpoint.strangers = Load(1, pending_prefill_tokens=strangers)
     facts = request()
     held = {"a:1": min(cached, facts.tokens)}
     (candidate,) = candidates([endpoint], facts, held)
@@ -98,3 +101,12 @@ def test_an_endpoint_meets_it_exactly_if_its_expected_times_do(
     assert bool(met.endpoints) == (first_ms <= ttft_ms and pace_ms <= tpot_ms)
     assert met.late_ms == pytest.approx(max(0.0, first_ms - ttft_ms))
     assert least_first_token_ms([endpoint], facts, held) <= first_ms
+
+
+def test_requests_that_no_sidecar_sent_are_waited_for_too() -> None:
+    endpoint = make_endpoint("a:1")
+    endpoint.strangers = Load(2, pending_prefill_tokens=500)
+    (candidate,) = candidates([endpoint], facts := request(), {})
+    (alone,) = candidates([make_endpoint("a:1")], facts, {})
+    waited_ms = expected_first_token_ms(candidate) - expected_first_token_ms(alone)
+    assert waited_ms == pytest.approx(500 * alone.prefill_ms_per_token)

@@ -30,7 +30,7 @@ def expected_first_token_ms(at: Candidate) -> float:
     """From the decision to the first token at the client."""
     return _first_token_ms(
         at.rtt_ms + at.fixed_ms,
-        at.prefill_ms_per_token * (at.pending_prefill_tokens + at.uncached_tokens),
+        at.prefill_ms_per_token * (at.pending_prefill_tokens + at.strangers_tokens + at.uncached_tokens),
         expected_pace_ms(at) if at.decoding_requests else 0.0,
     ) + (0.0 if at.adapter is None else adapter_ms(at.adapter, at.prefill_ms_per_token))
 
@@ -60,7 +60,8 @@ def meeting(
         speed, load = endpoint._speed, endpoint._load
         decoding, step_ms = load.decoding_requests, pace_ms(endpoint)
         uncached = max(0, request.tokens - cached_tokens.get(endpoint.address, 0))
-        prefill_ms = speed.prefill_ms_per_token * (load.pending_prefill_tokens + uncached)
+        waiting = load.pending_prefill_tokens + endpoint._strangers.pending_prefill_tokens
+        prefill_ms = speed.prefill_ms_per_token * (waiting + uncached)
         first_ms = _first_token_ms(endpoint._rtt_ms + speed.fixed_ms, prefill_ms, step_ms if decoding else 0.0)
         if needs and (need := needs.get(endpoint.address)) is not None:
             first_ms += adapter_ms(need, speed.prefill_ms_per_token)
