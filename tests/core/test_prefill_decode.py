@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.in_flight import InFlight
+from fairlead.core.ledger import Ticket
 from fairlead.core.load import Load
 from fairlead.core.observation import Observation
 from fairlead.core.policy import Refusal
@@ -36,9 +37,9 @@ def busy(world: World, address: str = DECODE, requests: int = 8) -> None:
     carries(world.router.pool.by_address[address], inflight_requests=requests, decoding_requests=requests)
 
 
-def ask(world: World, tokens: int = LONG, **facts: Any) -> InFlight:
+def ask(world: World, tokens: int = LONG, now_s: float = 0.0, **facts: Any) -> InFlight:
     asked = msgspec.structs.replace(request(tokens=tokens), may_split=True, prefix=(1, 2, 3, 4), **facts)
-    in_flight = world.router.admit(asked)
+    in_flight = world.router.admit(asked, now_s=now_s)
     assert isinstance(in_flight, InFlight)
     return in_flight
 
@@ -85,6 +86,18 @@ def test_the_terms_are_what_each_way_takes() -> None:
     assert ways.split.decode_ms == pytest.approx(ways.alone.decode_ms * 101 / 100)  # one step more
     assert ways.is_split
     assert ways.split.total_ms() < ways.alone.total_ms()
+
+
+def test_an_answer_takes_longer_where_prompts_are_computed_meanwhile() -> None:
+    quick, slowed = pool(), pool()
+    decoder = slowed.router.pool.by_address[DECODE]
+    for second in range(20):
+        ticket = Ticket(decoder, 1, 1)
+        decoder.prefills.expect(ticket, 500.0, float(second))
+        ticket.release()
+    usual, ways = choice(ask(quick, now_s=20.0)), choice(ask(slowed, now_s=20.0))
+    assert ways.alone.decode_ms == pytest.approx(2 * usual.alone.decode_ms, rel=0.1)
+    assert ways.split.decode_ms == pytest.approx(2 * usual.split.decode_ms, rel=0.1)
 
 
 def test_an_idle_endpoint_computes_its_prompt_itself_as_nobody_waits_for_it() -> None:

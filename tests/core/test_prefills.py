@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.ledger import Ticket
-from fairlead.core.prefills import TRUST_S
+from fairlead.core.prefills import BUSY_OVER_S, TRUST_S
 from fairlead.core.reported import EngineReport, following
 from tests.core.world import make_endpoint
 
@@ -157,3 +158,20 @@ def test_whatever_happens_no_more_wait_than_the_engine_says_and_all_ends_at_zero
         0,
         0,
     )
+
+
+@given(st.floats(0.1, 2.0), st.floats(0.01, 0.9), st.integers(1, 500))
+def test_the_share_of_time_that_prompts_take_is_that_of_those_sent_lately(
+    every_s: float, share: float, count: int
+) -> None:
+    endpoint = make_endpoint("a:1", "m")
+    for number in range(1, count + 1):
+        expecting(endpoint, 1, 1e3 * share * every_s, now_s=number * every_s).release()
+    busy = endpoint.prefills.busy_share((count + 1) * every_s)
+    if count * every_s > 5:
+        assert busy == pytest.approx(share, rel=every_s / 5 + 0.05)
+    assert endpoint.prefills.busy_share((count + 1) * every_s + 10 * BUSY_OVER_S) < 1e-3
+
+
+def test_an_engine_that_was_sent_nothing_computes_nothing() -> None:
+    assert make_endpoint("a:1", "m").prefills.busy_share(5.0) == 0

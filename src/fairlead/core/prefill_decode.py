@@ -3,6 +3,9 @@
     alone = rtt(d) + wait(d) + prefill(d) + stall(d)                                             + decode(d)
     split = rtt(d) + rtt(p) + wait(p) + prefill(p) + stall(p) + transfer + what is left of wait(d) + decode(d) + step(d)
 
+A decode is slowed by the prompts that are computed beside it, as many as lately: it takes 1 / (1 - their share of the
+engine's time) times as long. That is what an engine gains which computes none.
+
 Prefill is of the part of the prompt that the endpoint has not cached. It delays whatever is in flight there, those that
 decode and those that wait, and `stall` is the sum of these delays: a time that others lose counts as one's own. A split
 takes one step more, as the prompt's last token is computed again where it is decoded. The cheaper way is chosen. A pool
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 TRANSFER_SETUP_MS: Final = 10.0  # for one more request, and for the transfer to start
 _SHARED_STORE: Final = "shared"  # engines take KV from it by themselves
 _LONGEST_WAIT_MS: Final = 7_500.0  # at the decode endpoint: half of the shortest time for which a prefill's KV is kept
+
+_MOST_BUSY: Final = 0.75  # what is busier would seem to decode never
 
 
 class Hops(msgspec.Struct, frozen=True, gc=False):
@@ -95,7 +100,7 @@ def may_pass_on(source: Endpoint, target: Endpoint) -> bool:
     )
 
 
-def alone(at: Candidate) -> Hops:
+def alone(at: Candidate, decoder: Endpoint, now_s: float) -> Hops:
     prefill_ms = at.prefill_ms_per_token * at.uncached_tokens
     return Hops(
         at.address,
@@ -105,7 +110,7 @@ def alone(at: Candidate) -> Hops:
         prefill_ms,
         prefill_ms * at.inflight_requests,
         0.0,
-        _step_ms(at) * at.output_tokens,
+        _decode_ms(at, decoder, now_s, at.output_tokens),
     )
 
 
@@ -116,6 +121,7 @@ def cheapest_split(
     tokens: int,
     cached_tokens: Mapping[str, int],
     transfer_ms_per_token: float,
+    now_s: float,
 ) -> Hops | None:
     """By the best prefiller for a prompt of `tokens` that `at` decodes; None if no one can, or its KV would not keep.
 
@@ -126,6 +132,7 @@ def cheapest_split(
         return None
     lacking = tokens - min(cached_tokens.get(at.address, 0), tokens)
     transfer_ms = TRANSFER_SETUP_MS + transfer_ms_per_token * lacking
+    decode_ms = _decode_ms(at, decoder, now_s, at.output_tokens + 1)
     best: Hops | None = None
     best_ms = 0.0
     for e in among:
@@ -143,7 +150,7 @@ def cheapest_split(
             prefill_ms,
             stall_ms,
             transfer_ms,
-            _step_ms(at) * (at.output_tokens + 1),
+            decode_ms,
         )
         total_ms = hops.total_ms()
         if best is None or total_ms < best_ms:
@@ -158,8 +165,9 @@ def may_pay(at: Candidate) -> bool:
     return queue_ms + prefill_ms * (1 + at.inflight_requests) > TRANSFER_SETUP_MS
 
 
-def _step_ms(at: Candidate) -> float:
-    return at.decode_ms_per_token * (1 + at.batch_slowdown * at.inflight_requests)
+def _decode_ms(at: Candidate, decoder: Endpoint, now_s: float, tokens: float) -> float:
+    step_ms = at.decode_ms_per_token * (1 + at.batch_slowdown * at.inflight_requests)
+    return step_ms * tokens / (1 - min(_MOST_BUSY, decoder.prefills.busy_share(now_s)))
 
 
 def _connects(endpoint: Endpoint) -> bool:

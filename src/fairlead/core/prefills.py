@@ -8,13 +8,15 @@ engine that is busy for minutes.
 from __future__ import annotations
 
 from collections import deque
-from math import inf
+from math import exp, inf
 from typing import Final
 
 import msgspec
 
 from fairlead.core.ledger import Ticket
 
+BUSY_OVER_S: Final = 30.0  # some dozen prompts of an engine that is worth splitting
+_LEAST_SEEN_S: Final = 1.0
 TRUST_S: Final = 1.0  # an older report no longer keeps a prefill from being due
 
 
@@ -27,7 +29,7 @@ class _Sent(msgspec.Struct, frozen=True, gc=False):
 class PrefillEstimate:
     """Tickets in the order in which they were sent, until they are due, seen to be prefilled, or ended."""
 
-    __slots__ = ("_held", "_held_until_s", "_known_s", "_sent", "due_s")
+    __slots__ = ("_began_s", "_busy_s", "_held", "_held_until_s", "_known_s", "_last_s", "_sent", "due_s")
 
     def __init__(self) -> None:
         self._sent: deque[_Sent] = deque()
@@ -35,12 +37,25 @@ class PrefillEstimate:
         self._known_s = 0.0  # the engine's last report was of requests sent until then
         self._held = 0  # how many of those wait
         self._held_until_s = 0.0
+        self._busy_s = 0.0  # of all prefills sent until `_last_s`, each the less the longer ago it was
+        self._last_s = 0.0
+        self._began_s = inf  # when the first was sent
 
     def expect(self, ticket: Ticket, prefill_ms: float, now_s: float) -> None:
         """`ticket` was just taken; alone on the engine its prefill takes `prefill_ms`."""
         if not self._sent:
             self.due_s = now_s + prefill_ms / 1e3
         self._sent.append(_Sent(ticket, prefill_ms / 1e3, now_s))
+        self._began_s = min(self._began_s, now_s)
+        self._busy_s = self._busy_s * exp((self._last_s - now_s) / BUSY_OVER_S) + prefill_ms / 1e3
+        self._last_s = now_s
+
+    def busy_share(self, now_s: float) -> float:
+        """Of the engine's time, what the prompts sent to it lately take; above 1 where they pile up, 0 at first."""
+        seen_s = BUSY_OVER_S * (1 - exp((self._began_s - now_s) / BUSY_OVER_S))
+        if seen_s < _LEAST_SEEN_S:
+            return 0.0
+        return self._busy_s * exp((self._last_s - now_s) / BUSY_OVER_S) / seen_s
 
     def under_way_tokens(self) -> int:
         """Of the first prompt whose prefill is not done, as far as is known: some of them may be computed by now."""

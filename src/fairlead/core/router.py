@@ -265,7 +265,7 @@ class Router(Placement, Advice):
         at = ranking.order[0].candidate
         decoder = self.pool.by_address[at.address]
         ms_per_token = self.transfers.ms_per_token(decoder)
-        split = cheapest_split(at, decoder, able, request.tokens, known.tokens, ms_per_token)
+        split = cheapest_split(at, decoder, able, request.tokens, known.tokens, ms_per_token, now_s)
         if split is None:
             return None, _UNRANKED
         cached = min(known.tokens.get(split.prefiller, 0), request.tokens)
@@ -274,7 +274,7 @@ class Router(Placement, Advice):
         if able_alone:
             others, _ = self.rank(Options(request, options.table, able_alone, known.tokens, options.target, NO_NEEDS))
             ranking = Ranking([ranking.order[0], *others.order], ranking.why)
-        both = alone(first), split, cached, blocks
+        both = alone(first, self.pool.by_address[first.address], now_s), split, cached, blocks
         return PrefillChoice(*both, must_split=must, else_alone=bool(able_alone)), ranking
 
     def _known(self, request: RequestFacts, others: Sequence[Sequence[int]], now_s: float) -> _Known:
