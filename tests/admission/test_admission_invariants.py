@@ -20,7 +20,7 @@ _STEP = st.one_of(
     st.tuples(st.just("arrives"), st.integers(-1, 1), st.integers(0, 2), st.integers(1, 3000)),
     st.tuples(st.just("ends"), st.integers(0, 50), st.just(0), st.just(0)),
     st.tuples(st.just("leaves"), st.integers(0, 50), st.just(0), st.just(0)),
-    st.tuples(st.just("passes"), st.integers(1, 20), st.just(0), st.just(0)),
+    st.tuples(st.just("passes"), st.integers(1, 40), st.just(0), st.just(0)),
     st.tuples(st.just("reloads"), st.booleans(), st.just(0), st.just(0)),
 )
 
@@ -41,6 +41,7 @@ class World:
         self.running: list[tuple[int, Load]] = []
         self.decided: dict[Waiting, Verdict] = {}
         self.began: list[Waiting] = []
+        self.came_s: dict[int, float] = {}
 
     def arrives(self, level: int, tenant: int, tokens: int) -> None:
         def decide(verdict: Verdict) -> float:
@@ -62,6 +63,7 @@ class World:
             arrived_s=self.now_s,
             expires_s=self.now_s + 1000.0,
         )
+        self.came_s[level] = self.now_s
         if self.admission.passes(self.lane, level, self.now_s):
             assert not any(each.level >= level for each in self.inside), "none goes past those that are next"
             self.takes(tokens)
@@ -76,7 +78,9 @@ class World:
         self.running.append((number, load))
 
     def has_room(self, level: int) -> bool:
-        return self.admission.gate.is_open(self.lane, BANDS[level].share, self.now_s, has_waited=True)
+        share, above = BANDS[level].share, [at_s for other, at_s in self.came_s.items() if other > level]
+        gives_way = share < 1 and bool(above) and self.now_s - max(above) < 60.0
+        return self.admission.gate.is_open(self.lane, share, self.now_s, gives_way=gives_way)
 
     def released(self) -> None:
         self.began.clear()

@@ -102,25 +102,42 @@ def test_the_bound_follows_the_usual_prefill_where_none_is_configured() -> None:
     assert gate.bound_ms("another") == 1000.0
 
 
-def test_a_level_that_leaves_a_share_and_waits_keeps_an_engine_busy_and_no_more() -> None:
+def least_wait_that_closes_ms(gate: Gate, share: float, *, gives_way: bool = False) -> float:
+    """What must wait for prefill at the only endpoint, to the millisecond."""
+    (endpoint,) = gate._router.pool.endpoints
+    at_ms = 1
+    while True:
+        carries(endpoint, pending_prefill_tokens=10 * at_ms)
+        if not gate.is_open(LANE, share, 0.0, gives_way=gives_way):
+            return at_ms - 1
+        at_ms += 1
+
+
+def test_a_level_that_gives_way_keeps_an_engine_busy_and_no_more() -> None:
     gate = gate_of([busy()])
-    assert gate.bound_ms("m", 0.8) == 800.0
-    assert gate.bound_ms("m", 0.8, has_waited=True) == 80.0
+    assert least_wait_that_closes_ms(gate, 0.8) == 800
+    assert least_wait_that_closes_ms(gate, 0.8, gives_way=True) == 80
     for _ in range(1000):
         gate.began("m", 2000.0)
-    assert gate.bound_ms("m", 0.8) == 6400.0
-    assert gate.bound_ms("m", 0.8, has_waited=True) == 1600.0
+    assert least_wait_that_closes_ms(gate, 0.8) == 6400
+    assert least_wait_that_closes_ms(gate, 0.8, gives_way=True) == 1600
 
 
-def test_the_level_that_leaves_nothing_has_one_bound() -> None:
-    gate = gate_of([busy()])
-    assert gate.bound_ms("m", has_waited=True) == gate.bound_ms("m") == 1000.0
+def test_a_level_that_gives_way_begins_where_half_of_its_kv_cache_is_free() -> None:
+    endpoint = busy()
+    gate = gate_of([endpoint], 500.0)
+    endpoint.report = EngineReport(kv_usage=0.37, kv_capacity_tokens=100_000, stale=False)
+    assert gate.is_open(LANE, 0.8, 0.0, 38_000, gives_way=True)
+    assert not gate.is_open(LANE, 0.8, 0.0, 40_000, gives_way=True)
+    endpoint.report = msgspec.structs.replace(endpoint.report, kv_usage=0.39)
+    assert gate.is_open(LANE, 0.8, 0.0, 36_000)
+    assert not gate.is_open(LANE, 0.8, 0.0, gives_way=True)
 
 
 def test_a_configured_bound_below_the_usual_prefill_holds_for_every_level() -> None:
     gate = gate_of([busy()], 500.0)
     gate.began("m", 2000.0)
-    assert gate.bound_ms("m", 0.8, has_waited=True) == 400.0
+    assert least_wait_that_closes_ms(gate, 0.8, gives_way=True) == 400
 
 
 def test_a_request_costs_its_prefill_and_its_share_of_the_steps() -> None:

@@ -18,6 +18,7 @@ from fairlead.admission.eviction import PATIENCE_S, Evictions
 from fairlead.admission.gate import Gate, answer_tokens, engine_ms
 from fairlead.admission.limits import BandRules, QueueRules
 from fairlead.admission.queue import WaitQueue
+from fairlead.admission.recent_levels import RecentLevels
 from fairlead.admission.waiting import Lane, Verdict, Waiting
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
@@ -61,6 +62,7 @@ class Admission:
         self.gate = Gate(router)
         self.queue = WaitQueue(QueueRules())
         self.evictions = Evictions()
+        self._recent = RecentLevels()
         self._lanes: dict[str | None, Lane] = {}
         self._groups: dict[str, str] = {}
         self._pool: Pool | None = None  # of those
@@ -119,9 +121,10 @@ class Admission:
         """Whether a request may begin now without waiting. None: one of any length."""
         if self.rules is None:
             return True
+        self._recent.came(lane.group, level, now_s)
         group = self.queue.groups.get(lane.group)
         if group is not None and any(
-            waits == lane or self.gate.is_open(waits, self.band(above).share, now_s, has_waited=True)
+            waits == lane or self._is_open_to_waiting(waits, above, now_s)
             for above, band in group.bands.items()
             if above >= level
             for waits in band.lanes
@@ -129,11 +132,19 @@ class Admission:
             return False  # those are next
         return self._is_open_for(request, lane, level, now_s)
 
+    def _gives_way(self, lane: Lane, level: int, now_s: float) -> bool:
+        """Whether what waits at this level leaves more to higher ones than its share says, as requests of them come."""
+        return self.band(level).share < 1 and self._recent.has_above(lane.group, level, now_s)
+
+    def _is_open_to_waiting(self, lane: Lane, level: int, now_s: float) -> bool:
+        gives_way = self._gives_way(lane, level, now_s)
+        return self.gate.is_open(lane, self.band(level).share, now_s, gives_way=gives_way)
+
     def _is_open_for(
-        self, request: RequestFacts | None, lane: Lane, level: int, now_s: float, *, has_waited: bool = False
+        self, request: RequestFacts | None, lane: Lane, level: int, now_s: float, *, gives_way: bool = False
     ) -> bool:
         """What is cached of a prompt is looked up only where it decides: others that run may share it."""
-        is_open, share = partial(self.gate.is_open, has_waited=has_waited), self.band(level).share
+        is_open, share = partial(self.gate.is_open, gives_way=gives_way), self.band(level).share
         if request is None or is_open(lane, share, now_s, request.tokens):
             return request is not None or is_open(lane, share, now_s)
         if not is_open(lane, share, now_s):
@@ -241,17 +252,18 @@ class Admission:
         left = AT_ONCE
         for group in [name for name, group in self.queue.groups.items() if group.bands]:
             while left:
-                opened: dict[tuple[Lane, float], bool] = {}
+                opened: dict[tuple[Lane, int], bool] = {}
 
-                def is_open(lane: Lane, level: int, opened: dict[tuple[Lane, float], bool] = opened) -> bool:
-                    share = self.band(level).share
-                    known = opened.get((lane, share))
+                def is_open(lane: Lane, level: int, opened: dict[tuple[Lane, int], bool] = opened) -> bool:
+                    known = opened.get((lane, level))
                     if known is None:
-                        known = opened[lane, share] = self.gate.is_open(lane, share, now_s, has_waited=True)
+                        known = opened[lane, level] = self._is_open_to_waiting(lane, level, now_s)
                     return known
 
                 def fits(waiting: Waiting) -> bool:
-                    return self._is_open_for(waiting.request, waiting.lane, waiting.level, now_s, has_waited=True)
+                    lane, level = waiting.lane, waiting.level
+                    gives_way = self._gives_way(lane, level, now_s)
+                    return self._is_open_for(waiting.request, lane, level, now_s, gives_way=gives_way)
 
                 taken = self.queue.next(group, is_open, now_s, fits)
                 if taken is None:

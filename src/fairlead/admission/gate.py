@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import inf
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from fairlead.admission.waiting import Lane
 from fairlead.core.endpoint import Endpoint
@@ -24,7 +24,18 @@ _PREFILLS: Final = 4.0  # usual ones, that may wait at an endpoint where no boun
 _LEAST_SHARED_MS: Final = 100.0  # a step or two of an engine: with less to compute it would pause between releases
 _WEIGHT: Final = 0.01  # of the newest prefill in the usual one
 _KV_FULL: Final = 0.95
+_KV_BEHIND: Final = 0.5  # of its part of the KV cache: what may be in use where a level begins that gives way
 NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
+
+
+class _Room(NamedTuple):
+    """What an endpoint has room for: one more request while less than this is taken there."""
+
+    waits_ms: float  # for prefill
+    usual_ms: float  # of one prefill, for each request that the engine reports as waiting
+    batch: float = 1.0  # share of the requests that it runs at most
+    kv: float = _KV_FULL  # share of the KV cache, with the new request
+    kv_before: float = _KV_FULL  # and without it
 
 
 class Gate:
@@ -38,19 +49,23 @@ class Gate:
         self.hint: Endpoint | None = None  # that may have room: looked at first
         self._usual_ms: dict[str, float] = {}  # of a prefill, by group
 
-    def bound_ms(self, group: str, share: float = 1.0, *, has_waited: bool = False) -> float:
-        """What may wait for prefill at an endpoint that one more goes to.
+    def bound_ms(self, group: str) -> float:
+        """What may wait for prefill at an endpoint that one more goes to."""
+        if self.begin_within_ms is not None:
+            return self.begin_within_ms
+        return max(LEAST_BOUND_MS, _PREFILLS * self._usual_ms.get(group, 0.0))
 
-        While a level waits that leaves something to those above it, it keeps engines busy and no more: what waits in an
-        engine goes before anything of a higher level that comes next, and no queue of ours can change that.
+    def _room(self, group: str, share: float = 1.0, *, gives_way: bool = False) -> _Room:
+        """A level that waits and gives way keeps engines busy and no more: what waits in an engine goes before
+        anything of a higher level that comes next, no queue of ours can change that, and what runs there takes the
+        place of cached prefixes and makes each step longer.
         """
-        usual_ms = self._usual_ms.get(group, 0.0)
-        bound_ms = self.begin_within_ms
-        if bound_ms is None:
-            bound_ms = max(LEAST_BOUND_MS, _PREFILLS * usual_ms)
-        if has_waited and share < 1:
+        usual_ms, bound_ms = self._usual_ms.get(group, 0.0), self.bound_ms(group)
+        kv = kv_before = _KV_FULL * share
+        if gives_way:
             bound_ms = min(bound_ms, max(_LEAST_SHARED_MS, usual_ms))
-        return bound_ms * share
+            kv_before = kv * _KV_BEHIND
+        return _Room(bound_ms * share, usual_ms, share, kv, kv_before)
 
     def began(self, group: str, prefill_ms: float) -> None:
         """A request was released, whose prefill should take this long."""
@@ -65,23 +80,20 @@ class Gate:
         tokens: int = 0,
         cached: Mapping[str, int] = NOTHING,
         *,
-        has_waited: bool = False,
+        gives_way: bool = False,
     ) -> bool:
         """Whether one of its endpoints has room, or it has none at all: then its requests must be refused.
 
         `tokens` are those of a prompt that must fit into the KV cache, without those `cached` there; 0: any. One that
-        `has_waited` finds less room than one that just came: below saturation none is held back.
+        `gives_way`, as it has waited and requests of higher levels come, finds less room than one that just came:
+        below saturation none is held back.
         """
-        bound_ms, usual_ms = (
-            self.bound_ms(lane.group, share, has_waited=has_waited),
-            self._usual_ms.get(lane.group, 0.0),
-        )
-        hint = self.hint
+        room, hint = self._room(lane.group, share, gives_way=gives_way), self.hint
         if (
             hint is not None
             and _may_go(lane, hint)
             and _keeps_pace(lane, hint)
-            and _has_room(hint, bound_ms, usual_ms, share, now_s, tokens=tokens)
+            and _has_room(hint, room, now_s, tokens=tokens)
         ):
             serving = self._router.pool.serving(lane.model)
             if hint in serving:
@@ -89,9 +101,8 @@ class Gate:
         found = False
         for endpoint in self._endpoints(lane):
             found = True
-            if _keeps_pace(lane, endpoint) and _has_room(
-                endpoint, bound_ms, usual_ms, share, now_s, tokens=_uncached(endpoint, tokens, cached)
-            ):
+            uncached = _uncached(endpoint, tokens, cached)
+            if _keeps_pace(lane, endpoint) and _has_room(endpoint, room, now_s, tokens=uncached):
                 self.hint = endpoint
                 return True
         return not found
@@ -107,8 +118,7 @@ class Gate:
         tokens: int = 0,
     ) -> bool:
         """Whether `endpoint` has room for one more of `tokens`, apart from what was just sent there."""
-        bound_ms, usual_ms = self.bound_ms(group), self._usual_ms.get(group, 0.0)
-        return _has_room(endpoint, bound_ms, usual_ms, 1.0, now_s, own_requests, own_tokens, tokens)
+        return _has_room(endpoint, self._room(group), now_s, own_requests, own_tokens, tokens)
 
     def roomiest(
         self, lane: Lane, now_s: float, tokens: int = 0, cached: Mapping[str, int] = NOTHING
@@ -120,7 +130,9 @@ class Gate:
             for e in self._endpoints(lane)
             if self.has_room(e, group, now_s, tokens=_uncached(e, tokens, cached))
         )
-        return has_room or frozenset(e.address for e in self._endpoints(lane) if not is_full(e, 0, 1.0, now_s))
+        return has_room or frozenset(
+            e.address for e in self._endpoints(lane) if not _is_full(e, _Room(inf, 0.0), now_s)
+        )
 
     def next_room_s(self, lane: Lane) -> float:
         """When an endpoint may have room by the mere passing of time."""
@@ -136,18 +148,20 @@ class Gate:
         return (e for e in self._router.pool.serving(lane.model) if _may_go(lane, e))
 
 
-def is_full(endpoint: Endpoint, mine: int, share: float, now_s: float, tokens: int = 0) -> bool:
-    """Whether the engine's batch is full, or its KV cache for `tokens` more, without `mine` of those in flight."""
+def _is_full(endpoint: Endpoint, room: _Room, now_s: float, own_requests: int = 0, tokens: int = 0) -> bool:
+    """Whether the engine's batch is full, or its KV cache for `tokens` more, without its `own_requests` in flight."""
     load, report = endpoint._load, endpoint.report
-    inflight = load.inflight_requests - mine
-    if endpoint.running_limit.is_reached(inflight, share, now_s):
+    inflight = load.inflight_requests - own_requests
+    if endpoint.running_limit.is_reached(inflight, room.batch, now_s):
         return True
     if not inflight or report.stale or report.kv_usage is None:
         return False
     usage = report.kv_usage
+    if usage >= room.kv_before:
+        return True
     if report.kv_capacity_tokens:
         usage += (load.pending_prefill_tokens + tokens) / report.kv_capacity_tokens
-    return usage >= _KV_FULL * share
+    return usage >= room.kv
 
 
 def engine_ms(endpoint: Endpoint, request: RequestFacts, cached_tokens: int) -> tuple[float, float]:
@@ -182,14 +196,7 @@ def _keeps_pace(lane: Lane, endpoint: Endpoint) -> bool:
 
 
 def _has_room(
-    endpoint: Endpoint,
-    bound_ms: float,
-    usual_ms: float,
-    share: float,
-    now_s: float,
-    own_requests: int = 0,
-    own_tokens: int = 0,
-    tokens: int = 0,
+    endpoint: Endpoint, room: _Room, now_s: float, own_requests: int = 0, own_tokens: int = 0, tokens: int = 0
 ) -> bool:
     if endpoint.prefills.due_s <= now_s:
         endpoint.prefills.settle(now_s)
@@ -197,7 +204,7 @@ def _has_room(
     if load.inflight_requests > own_requests:
         waits_ms = (load.pending_prefill_tokens - own_tokens) * endpoint._speed.prefill_ms_per_token
         if report.waiting_requests and not report.stale:  # some that by their estimates are done may still wait
-            waits_ms = max(waits_ms, report.waiting_requests * usual_ms)
-        if waits_ms > bound_ms:
+            waits_ms = max(waits_ms, report.waiting_requests * room.usual_ms)
+        if waits_ms > room.waits_ms:
             return False
-    return not is_full(endpoint, own_requests, share, now_s, tokens)
+    return not _is_full(endpoint, room, now_s, own_requests, tokens)

@@ -3,8 +3,8 @@
     alone = rtt(d) + wait(d) + prefill(d) + stall(d)                                             + decode(d)
     split = rtt(d) + rtt(p) + wait(p) + prefill(p) + stall(p) + transfer + what is left of wait(d) + decode(d) + step(d)
 
-A decode is slowed by the prompts that are computed beside it, as many as lately: it takes 1 / (1 - their share of the
-engine's time) times as long. That is what an engine gains which computes none.
+A decode is slowed by the prompts that are computed alongside it, as many as lately: it takes 1 / (1 - their share of
+the engine's time) times as long. That is what an engine gains which computes none.
 
 Prefill is of the part of the prompt that the endpoint has not cached. It delays whatever is in flight there, those that
 decode and those that wait, and `stall` is the sum of these delays: a time that others lose counts as one's own. A split

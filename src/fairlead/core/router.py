@@ -47,7 +47,7 @@ class _Known(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """The way that a request takes, before it is told as a decision."""
+    """The way that a request takes, before it is reported as a decision."""
 
     ranking: Ranking
     best: tuple[Ranked, ...]

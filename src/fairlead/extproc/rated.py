@@ -45,7 +45,7 @@ def began(exchange: Exchange, picked: Pick) -> None:
         exchange.charge = exchange.services.rates.settle(charge, charge.tokens, engine_ms, exchange.services.clock_s())
 
 
-def told(exchange: Exchange) -> tuple[tuple[bytes, bytes], ...]:
+def limit_headers(exchange: Exchange) -> tuple[tuple[bytes, bytes], ...]:
     """What is left to the tenant, for the response; nothing without a limit."""
     charge = exchange.charge
     if charge is None:

@@ -18,7 +18,7 @@ from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.observed import EVENT_STREAM, ObservedAnswer
 from fairlead.extproc.pb.ext_proc_pb2 import ProcessingRequest
 from fairlead.extproc.phases import UNSETTLED
-from fairlead.extproc.rated import told
+from fairlead.extproc.rated import limit_headers
 
 _HTTP_OK: Final = 200
 _UNAVAILABLE: Final = 503
@@ -49,7 +49,7 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
         in_flight.served(address, code or ABORTED_CODE, services.clock_s(), in_one_piece=in_one_piece)
         if not in_flight.from_elsewhere:
             exchange.leave_prefill()
-    limits = told(exchange)
+    limits = limit_headers(exchange)
     if has_ended:
         exchange.end()
     why = decision.why if address == decision.addresses[0] else "fallback"

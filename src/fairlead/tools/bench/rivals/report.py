@@ -38,7 +38,7 @@ def write(report: Report, folder: Path) -> None:
 
 def markdown(report: Report) -> str:
     facts = machine_facts(report.command, report.seed, report.machine, report.load_average_after)
-    parts = [f"# Beside other gateways\n\n{facts}", _conditions(report)]
+    parts = [f"# Alongside other gateways\n\n{facts}", _conditions(report)]
     if report.measured.missing:
         parts.append(_missing(report.measured.missing))
     for endpoints in _in_order(run.shape.endpoints for run in report.measured.runs):
