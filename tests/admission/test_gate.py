@@ -10,6 +10,7 @@ from fairlead.admission.gate import Gate, engine_ms
 from fairlead.admission.waiting import Lane
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
+from fairlead.core.ledger import Ticket
 from fairlead.core.migration import NOTHING_IS_HOT
 from fairlead.core.placement import Placement
 from fairlead.core.pool import Pool
@@ -123,15 +124,34 @@ def test_a_level_that_gives_way_keeps_an_engine_busy_and_no_more() -> None:
     assert least_wait_that_closes_ms(gate, 0.8, gives_way=True) == 1600
 
 
-def test_a_level_that_gives_way_begins_where_half_of_its_kv_cache_is_free() -> None:
+def computes(endpoint: Endpoint, share: float, until_s: float) -> None:
+    """Prompts that took this share of the engine's time until now, and are done."""
+    for second in range(int(until_s)):
+        ticket = Ticket(endpoint, 1, 1)
+        endpoint.prefills.expect(ticket, 1e3 * share, float(second))
+        ticket.release()
+
+
+def test_a_level_that_gives_way_begins_at_a_computing_engine_where_half_of_its_kv_cache_is_free() -> None:
     endpoint = busy()
     gate = gate_of([endpoint], 500.0)
+    computes(endpoint, 0.5, 60.0)
     endpoint.report = EngineReport(kv_usage=0.37, kv_capacity_tokens=100_000, stale=False)
-    assert gate.is_open(LANE, 0.8, 0.0, 38_000, gives_way=True)
-    assert not gate.is_open(LANE, 0.8, 0.0, 40_000, gives_way=True)
+    assert gate.is_open(LANE, 0.8, 60.0, 38_000, gives_way=True)
+    assert not gate.is_open(LANE, 0.8, 60.0, 40_000, gives_way=True)
     endpoint.report = msgspec.structs.replace(endpoint.report, kv_usage=0.39)
-    assert gate.is_open(LANE, 0.8, 0.0, 36_000)
-    assert not gate.is_open(LANE, 0.8, 0.0, gives_way=True)
+    assert gate.is_open(LANE, 0.8, 60.0, 36_000)
+    assert not gate.is_open(LANE, 0.8, 60.0, gives_way=True)
+
+
+def test_a_kv_cache_full_of_answers_at_an_engine_that_computes_little_holds_no_level_back() -> None:
+    endpoint = busy()
+    gate = gate_of([endpoint], 500.0)
+    computes(endpoint, 0.2, 60.0)
+    endpoint.report = EngineReport(kv_usage=0.7, kv_capacity_tokens=100_000, stale=False)
+    assert gate.is_open(LANE, 0.8, 60.0, gives_way=True)
+    endpoint.report = msgspec.structs.replace(endpoint.report, kv_usage=0.77)
+    assert not gate.is_open(LANE, 0.8, 60.0, gives_way=True)
 
 
 def test_a_configured_bound_below_the_usual_prefill_holds_for_every_level() -> None:

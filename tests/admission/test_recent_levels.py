@@ -6,6 +6,7 @@ from fairlead.admission.admission import Admission, Rules
 from fairlead.admission.limits import BandRules, QueueRules
 from fairlead.admission.recent_levels import RecentLevels
 from fairlead.admission.waiting import Verdict, Waiting
+from fairlead.core.ledger import Ticket
 from fairlead.core.reported import EngineReport
 from tests.core.world import World, carries
 
@@ -37,7 +38,8 @@ def test_batch_that_waits_alone_may_fill_its_whole_share_and_beside_chat_less() 
     def waits(now_s: float) -> None:
         assert admission.enter(Waiting(lane, decide, level=-1, arrived_s=now_s, expires_s=now_s + 1000.0), now_s)
 
-    carries(endpoint, inflight_requests=5)
+    endpoint.prefills.expect(Ticket(endpoint, 1, 1), 5000.0, -2.0)  # it computes a long prompt
+    carries(endpoint, inflight_requests=5, pending_prefill_tokens=0)
     in_use(0.9)
     assert not admission.passes(lane, -1, 0.0)
     waits(0.0)

@@ -24,7 +24,8 @@ _PREFILLS: Final = 4.0  # usual ones, that may wait at an endpoint where no boun
 _LEAST_SHARED_MS: Final = 100.0  # a step or two of an engine: with less to compute it would pause between releases
 _WEIGHT: Final = 0.01  # of the newest prefill in the usual one
 _KV_FULL: Final = 0.95
-_KV_BEHIND: Final = 0.5  # of its part of the KV cache: what may be in use where a level begins that gives way
+_KV_BEHIND: Final = 0.5  # of its part of the KV cache: what may be in use where a level begins that gives way,
+_COMPUTES: Final = 0.3  # and prompts take this share of the engine's time; if less, it is full of answers, not of work
 NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 
@@ -35,7 +36,7 @@ class _Room(NamedTuple):
     usual_ms: float  # of one prefill, for each request that the engine reports as waiting
     batch: float = 1.0  # share of the requests that it runs at most
     kv: float = _KV_FULL  # share of the KV cache, with the new request
-    kv_before: float = _KV_FULL  # and without it
+    kv_before: float = _KV_FULL  # and without it, at an engine that computes prompts much of its time
 
 
 class Gate:
@@ -157,7 +158,7 @@ def _is_full(endpoint: Endpoint, room: _Room, now_s: float, own_requests: int = 
     if not inflight or report.stale or report.kv_usage is None:
         return False
     usage = report.kv_usage
-    if usage >= room.kv_before:
+    if room.kv_before <= usage < room.kv and endpoint.prefills.busy_share(now_s) >= _COMPUTES:
         return True
     if report.kv_capacity_tokens:
         usage += (load.pending_prefill_tokens + tokens) / report.kv_capacity_tokens
