@@ -66,7 +66,10 @@ def cached_share(answer: Answer) -> float:
 
 @asynccontextmanager
 async def heat(pool: Stack, home: str) -> AsyncIterator[None]:
-    """The endpoint is hot: a session that lives there has sent a long prompt, and leaves when the block ends."""
+    """The endpoint is hot: a session that lives there has sent a long prompt, and leaves when the block ends.
+
+    It is so for the next decision. An engine seen at work on a later request has the long one behind it.
+    """
     number = 0
     while home_of(await turn(pool, f"heater-{home}-{number}", 0, "short")) != home:
         number += 1
@@ -84,7 +87,6 @@ async def heat(pool: Stack, home: str) -> AsyncIterator[None]:
 
     await pool.until(hot, "the host is hot")
     yield
-    assert await hot(), "it was so all the time"
     long.cancel()
     await pool.until(cool, "the host is hot no more")
 

@@ -20,8 +20,9 @@ async def test_every_variant_serves_every_shape_without_an_error_and_its_time_is
     assert {(run.variant, run.shape) for run in measured.runs} == {
         (variant, shape) for variant in VARIANTS for shape in SHAPES
     }
-    assert all(run.requests_per_s > 0 for run in measured.runs)
-    # The kernel counts CPU in ticks of 10 ms: one brief run on a busy machine may have none.
+    assert all(run.requests > 0 for run in measured.runs)
+    # A busy machine may keep the load generator away for a whole run, and the kernel counts CPU in ticks of 10 ms.
+    assert {run.variant for run in measured.runs if run.requests_per_s > 0} == set(VARIANTS)
     assert {run.variant for run in measured.runs if run.envoy_cpu_us > 0} == set(VARIANTS)
     assert {run.variant for run in measured.runs if run.decision_us > 0} == {
         FAIRLEAD,
