@@ -64,6 +64,10 @@ def _strangers(world: World) -> World:
 
 
 def _sharing(world: World) -> World:
+    return msgspec.structs.replace(world, sidecars=Sidecars(count=3, load_every_s=0.1))
+
+
+def _rarely_sharing(world: World) -> World:
     return msgspec.structs.replace(world, sidecars=Sidecars(count=3, load_every_s=0.5))
 
 
@@ -90,7 +94,8 @@ CHANGES: Final[Mapping[str, Change]] = {
     "drifting": _drifting,  # engines become slower and faster, by up to 1.65 times, over ten minutes
     "stale": _stale,  # reports 5 s old and some lost, token counts estimated, caches smaller than they are thought
     "strangers": _strangers,  # three sidecars that do not know of each other
-    "sharing": _sharing,  # three sidecars that report their load to each other twice a second
+    "sharing": _sharing,  # three sidecars whose load is known to each other within 0.1 s, as over Redis (`redis.load`)
+    "rarely-sharing": _rarely_sharing,  # within 0.5 s, as over a Redis in another region
     "foreign": _foreign,  # other traffic at the engines
     "small-caches": _small_caches,  # 150,000 tokens each
     "worst": _worst,  # all of it but the small caches, and the sidecars do not know of each other
