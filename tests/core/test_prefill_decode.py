@@ -78,10 +78,11 @@ def test_the_terms_are_what_each_way_takes() -> None:
     busy(world)
     ways = choice(ask(world))
     assert ways.alone.prefill_ms == pytest.approx(0.1 * LONG)
-    assert ways.alone.stall_ms == pytest.approx(8 * 0.1 * LONG)
+    crowding_ms = 20.0 * 0.015 * 8 * 100  # by as much as others slow its answer, it slows theirs
+    assert ways.alone.stall_ms == pytest.approx(8 * 0.1 * LONG + crowding_ms)
     assert ways.alone.transfer_ms == 0
     assert ways.split.prefill_ms == pytest.approx(0.1 * LONG)
-    assert ways.split.stall_ms == 0
+    assert ways.split.stall_ms == pytest.approx(crowding_ms * 101 / 100)
     assert ways.split.transfer_ms == pytest.approx(10 + 0.05 * LONG)
     assert ways.split.decode_ms == pytest.approx(ways.alone.decode_ms * 101 / 100)  # one step more
     assert ways.is_split
@@ -181,6 +182,52 @@ def test_whoever_decodes_is_the_one_that_decodes_soonest() -> None:
     busy(world, DECODE, 40)
     busy(world, "10.0.0.3:1", 10)
     assert ask(world).decision.addresses[0] == "10.0.0.3:1"
+
+
+def computes(world: World, address: str, until_s: int = 20) -> None:
+    """Half of its time, up to now."""
+    endpoint = world.router.pool.by_address[address]
+    for second in range(until_s):
+        ticket = Ticket(endpoint, 1, 1)
+        endpoint.prefills.expect(ticket, 500.0, float(second))
+        ticket.release()
+
+
+def test_whoever_decodes_is_not_one_that_computes_prompts_all_the_time() -> None:
+    world = pool()
+    world.endpoint("10.0.0.3:1", role="decode", kv_connector="nixl", identity=SAFE, transfer_ms_per_token=0.05)
+    busy(world, DECODE, 10)
+    busy(world, "10.0.0.3:1", 12)
+    computes(world, DECODE)
+    in_flight = ask(world, now_s=20.0)
+    assert in_flight.hop is not None
+    assert in_flight.decision.addresses == ("10.0.0.3:1", DECODE)
+
+
+def both(policy: str = "fairlead") -> World:
+    """Two endpoints that answer, of which the first computes prompts half of its time, and one for prompts."""
+    world = World(policy)
+    spec: dict[str, Any] = {"kv_connector": "nixl", "identity": SAFE, "transfer_ms_per_token": 10.0}
+    for address in (DECODE, "10.0.0.3:1"):
+        world.endpoint(address, **spec)
+    world.endpoint(PREFILL, role="prefill", **spec)
+    busy(world, DECODE, 4)
+    busy(world, "10.0.0.3:1", 5)
+    computes(world, DECODE)
+    return world
+
+
+def test_a_request_that_is_not_worth_splitting_is_not_answered_there_either() -> None:
+    in_flight = ask(both(), 200, now_s=20.0)
+    assert in_flight.hop is None
+    assert choice(in_flight).alone.decoder == "10.0.0.3:1"
+    assert in_flight.decision.addresses == ("10.0.0.3:1", DECODE)
+
+
+def test_a_policy_that_does_not_rank_by_cost_has_its_first_choice() -> None:
+    in_flight = ask(both("least_request"), 200, now_s=20.0)
+    assert choice(in_flight).alone.decoder == DECODE
+    assert in_flight.decision.addresses == (DECODE, "10.0.0.3:1")
 
 
 def test_what_the_prefill_endpoint_computed_is_in_its_cache_and_in_the_other_ones() -> None:

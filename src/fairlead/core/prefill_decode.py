@@ -7,15 +7,17 @@ A decode is slowed by the prompts that are computed alongside it, as many as lat
 the engine's time) times as long. That is what an engine gains which computes none.
 
 Prefill is of the part of the prompt that the endpoint has not cached. It delays whatever is in flight there, those that
-decode and those that wait, and `stall` is the sum of these delays: a time that others lose counts as one's own. A split
-takes one step more, as the prompt's last token is computed again where it is decoded. The cheaper way is chosen. A pool
-without roles has nothing to choose from, and no request looks here.
+decode and those that wait, and an answer slows the others in its batch. `stall` is the sum of these delays: a time that
+others lose counts as one's own. A split takes one step more, as the prompt's last token is computed again where it is
+decoded. The cheaper way is chosen, among the endpoints that a policy by cost ranks first. A pool without roles has
+nothing to choose from, and no request looks here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from math import inf
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -40,7 +42,7 @@ class Hops(msgspec.Struct, frozen=True, gc=False):
     rtt_ms: float
     wait_ms: float
     prefill_ms: float
-    stall_ms: float  # that others lose
+    stall_ms: float  # that others lose, by the prefill and by one more answer
     transfer_ms: float
     decode_ms: float
 
@@ -66,6 +68,20 @@ class PrefillChoice(msgspec.Struct, frozen=True, gc=False):
     @property
     def taken(self) -> Hops:
         return self.split if self.is_split else self.alone
+
+
+class Prefiller(NamedTuple):
+    """What computing one prompt takes at an endpoint that would do it for another."""
+
+    endpoint: Endpoint
+    wait_ms: float
+    prefill_ms: float
+    stall_ms: float
+
+    @property
+    def ready_ms(self) -> float:
+        """Until the prompt is computed."""
+        return self.endpoint._rtt_ms + self.wait_ms + self.prefill_ms
 
 
 def prefilling_by_model(endpoints: Iterable[Endpoint]) -> Mapping[str, tuple[Endpoint, ...]]:
@@ -108,54 +124,57 @@ def alone(at: Candidate, decoder: Endpoint, now_s: float) -> Hops:
         at.rtt_ms,
         at.prefill_ms_per_token * at.pending_prefill_tokens,
         prefill_ms,
-        prefill_ms * at.inflight_requests,
+        prefill_ms * at.inflight_requests + _others_lose_ms(at, at.output_tokens),
         0.0,
         _decode_ms(at, decoder, now_s, at.output_tokens),
     )
 
 
+def offers(among: Iterable[Endpoint], tokens: int, cached_tokens: Mapping[str, int]) -> list[Prefiller]:
+    """What each would take for a prompt of `tokens`; `cached_tokens` by address."""
+    found = []
+    for e in among:
+        load, ms = e._load, e._speed.prefill_ms_per_token
+        prefill_ms = ms * (tokens - min(cached_tokens.get(e.address, 0), tokens))
+        found.append(Prefiller(e, ms * load.pending_prefill_tokens, prefill_ms, prefill_ms * load.inflight_requests))
+    return found
+
+
 def cheapest_split(
     at: Candidate,
     decoder: Endpoint,
-    among: Iterable[Endpoint],
-    tokens: int,
-    cached_tokens: Mapping[str, int],
+    among: Iterable[Prefiller],
+    lacking_tokens: int,
     transfer_ms_per_token: float,
     now_s: float,
 ) -> Hops | None:
-    """By the best prefiller for a prompt of `tokens` that `at` decodes; None if no one can, or its KV would not keep.
+    """By the best of `among` for a prompt that `at` decodes; None if no one can, or its KV would not keep.
 
-    `cached_tokens` by address; of `at` they are what need not be transferred.
+    `lacking_tokens` are those that `at` has not cached, which must be transferred.
     """
     queue_ms = at.prefill_ms_per_token * at.pending_prefill_tokens
     if queue_ms > _LONGEST_WAIT_MS and decoder.spec.answers_alone:
         return None
-    lacking = tokens - min(cached_tokens.get(at.address, 0), tokens)
-    transfer_ms = TRANSFER_SETUP_MS + transfer_ms_per_token * lacking
-    decode_ms = _decode_ms(at, decoder, now_s, at.output_tokens + 1)
-    best: Hops | None = None
-    best_ms = 0.0
-    for e in among:
-        if not may_pass_on(e, decoder):
-            continue
-        load, ms = e._load, e._speed.prefill_ms_per_token
-        prefill_ms = ms * (tokens - min(cached_tokens.get(e.address, 0), tokens))
-        wait_ms, stall_ms = ms * load.pending_prefill_tokens, prefill_ms * load.inflight_requests
-        left_ms = max(0.0, queue_ms - e._rtt_ms - wait_ms - prefill_ms - transfer_ms)
-        hops = Hops(
-            at.address,
-            e.address,
-            at.rtt_ms + e._rtt_ms,
-            wait_ms + left_ms,
-            prefill_ms,
-            stall_ms,
-            transfer_ms,
-            decode_ms,
-        )
-        total_ms = hops.total_ms()
-        if best is None or total_ms < best_ms:
-            best, best_ms = hops, total_ms
-    return best
+    transfer_ms = TRANSFER_SETUP_MS + transfer_ms_per_token * lacking_tokens
+    best, best_ms, left_ms = None, inf, 0.0
+    for p in among:
+        ready_ms = p.ready_ms
+        left = queue_ms - ready_ms - transfer_ms
+        ms = ready_ms + p.stall_ms + (left if left > 0 else 0.0)
+        if ms < best_ms and may_pass_on(p.endpoint, decoder):
+            best, best_ms, left_ms = p, ms, max(0.0, left)
+    if best is None:
+        return None
+    return Hops(
+        at.address,
+        best.endpoint.address,
+        at.rtt_ms + best.endpoint._rtt_ms,
+        best.wait_ms + left_ms,
+        best.prefill_ms,
+        best.stall_ms + _others_lose_ms(at, at.output_tokens + 1),
+        transfer_ms,
+        _decode_ms(at, decoder, now_s, at.output_tokens + 1),
+    )
 
 
 def may_pay(at: Candidate) -> bool:
@@ -168,6 +187,11 @@ def may_pay(at: Candidate) -> bool:
 def _decode_ms(at: Candidate, decoder: Endpoint, now_s: float, tokens: float) -> float:
     step_ms = at.decode_ms_per_token * (1 + at.batch_slowdown * at.inflight_requests)
     return step_ms * tokens / (1 - min(_MOST_BUSY, decoder.prefills.busy_share(now_s)))
+
+
+def _others_lose_ms(at: Candidate, tokens: float) -> float:
+    """As much as it loses by each of them, as in `policies.fairlead`."""
+    return at.decode_ms_per_token * at.batch_slowdown * at.inflight_requests * tokens
 
 
 def _connects(endpoint: Endpoint) -> bool:

@@ -15,9 +15,10 @@ import msgspec
 
 from fairlead.core.adapter_slots import adapter_needs
 from fairlead.core.advice import Advice, Options
-from fairlead.core.candidates import NO_NEEDS, Candidate, candidates, fitting
+from fairlead.core.candidates import NO_NEEDS, candidates, fitting
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
+from fairlead.core.halves import Halves
 from fairlead.core.hop import Hop
 from fairlead.core.in_flight import InFlight
 from fairlead.core.ledger import Ticket
@@ -26,13 +27,12 @@ from fairlead.core.moves import Move, Stay
 from fairlead.core.placement import Placement
 from fairlead.core.policy import Credit, Decision, Policy, Ranked, Ranking, Refusal
 from fairlead.core.pool import Pool
-from fairlead.core.prefill_decode import PrefillChoice, alone, cheapest_split, may_pass_on, may_pay, prefillers
+from fairlead.core.prefill_decode import PrefillChoice
 from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.price_table import PriceTable
 from fairlead.core.sessions import SessionTable
 from fairlead.core.slo import meeting
 
-_UNRANKED: Final = Ranking(())
 _NO_FORMS: Final[Mapping[str, int]] = {}
 
 
@@ -56,7 +56,7 @@ class _Way(NamedTuple):
     prefill: PrefillChoice | None = None
 
 
-class Router(Placement, Advice):
+class Router(Halves):
     """Decides over one pool with one policy; both may be replaced between two decisions (`pool`, `use`)."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Router(Placement, Advice):
         if not endpoints:
             return Refusal("no_endpoint")
         if self.pool.has_halves:
-            endpoints = self._answering(request, endpoints, subset)
+            endpoints = self.answering(request, endpoints, subset)
             if not endpoints:
                 return Refusal("no_endpoint")
         known = self._known(request, others, now_s)
@@ -202,24 +202,10 @@ class Router(Placement, Advice):
                 cached_tokens = migration.tokens if migration.how == "pull" else moved.cached_tokens
                 return _Way(ranking, best, cached_tokens, migration)
         if self.pool.prefilling and request.may_split and migration is None:
-            prefill, by_split = self._prefill(options, first, known, subset, now_s)
-            if prefill is not None and prefill.is_split:
-                at = by_split.order[0].candidate.address
-                return _Way(by_split, best, min(known.tokens.get(at, 0), request.tokens), None, prefill)
-            return _Way(ranking, best, first.cached_tokens, None, prefill)
+            prefill, ranking = self.prefill(options, ranking, known.blocks, subset, now_s)
+            at = ranking.order[0].candidate.address
+            return _Way(ranking, best, min(known.tokens.get(at, 0), request.tokens), None, prefill)
         return _Way(ranking, best, first.cached_tokens, migration)
-
-    def _answering(
-        self, request: RequestFacts, endpoints: Sequence[Endpoint], subset: Collection[str] | None
-    ) -> Sequence[Endpoint]:
-        """Those of `endpoints` that can answer it, alone or with one that computes its prompt."""
-        able = {e.model: self._prefillers(request, e.model, subset) for e in endpoints} if request.may_split else {}
-        return [e for e in endpoints if e.spec.answers_alone or any(may_pass_on(p, e) for p in able.get(e.model, ()))]
-
-    def _prefillers(self, request: RequestFacts, model: str, subset: Collection[str] | None) -> list[Endpoint]:
-        """Who may compute its prompt for an endpoint of `model` now."""
-        name = request.model if request.model in self.pool.names else model
-        return prefillers(self.pool.prefilling.get(model, ()), name, subset, self.planner.draining)
 
     def _in_order_of_trial(self, ranking: Ranking) -> tuple[str, ...]:
         """The address chosen, and its fallbacks: of its model, as the body names it."""
@@ -243,39 +229,6 @@ class Router(Placement, Advice):
             order = [*order, Ranked(moved, inf)]
         order = sorted(order, key=lambda r: r.candidate.address != target)
         return Ranking(order, "migration"), tuple(sorted(best, key=lambda r: r.candidate.address != target))
-
-    def _prefill(
-        self, options: Options, first: Candidate, known: _Known, subset: Collection[str] | None, now_s: float
-    ) -> tuple[PrefillChoice | None, Ranking]:
-        """Both ways for a request that goes to `first` if it is alone; and who decodes it otherwise, best first.
-
-        Who decodes is ranked by the policy as if each had the whole prompt: so it finds it when it begins.
-        """
-        request = options.request
-        must = not self.pool.by_address[first.address].spec.answers_alone
-        if first.model not in self.pool.prefilling or not (must or may_pay(first)):
-            return None, _UNRANKED
-        able = self._prefillers(request, first.model, subset)
-        for endpoint in able:
-            endpoint.prefills.settle(now_s)
-        self.forget_restarted(able)
-        alike = [e for e in options.endpoints if e.model == first.model and not (must and e.spec.answers_alone)]
-        whole = dict.fromkeys([e.address for e in alike], request.tokens)
-        ranking, _ = self.rank(Options(request, options.table, alike, whole, options.target, NO_NEEDS))
-        at = ranking.order[0].candidate
-        decoder = self.pool.by_address[at.address]
-        ms_per_token = self.transfers.ms_per_token(decoder)
-        split = cheapest_split(at, decoder, able, request.tokens, known.tokens, ms_per_token, now_s)
-        if split is None:
-            return None, _UNRANKED
-        cached = min(known.tokens.get(split.prefiller, 0), request.tokens)
-        blocks = known.blocks.get(split.prefiller, 0)
-        able_alone = [e for e in options.endpoints if must and e.model == first.model and e.spec.answers_alone]
-        if able_alone:
-            others, _ = self.rank(Options(request, options.table, able_alone, known.tokens, options.target, NO_NEEDS))
-            ranking = Ranking([ranking.order[0], *others.order], ranking.why)
-        both = alone(first, self.pool.by_address[first.address], now_s), split, cached, blocks
-        return PrefillChoice(*both, must_split=must, else_alone=bool(able_alone)), ranking
 
     def _known(self, request: RequestFacts, others: Sequence[Sequence[int]], now_s: float) -> _Known:
         """What the endpoints have cached of the request's own form, and of its best form."""

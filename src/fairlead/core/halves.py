@@ -1,0 +1,125 @@
+"""The halves of a request, prefill and decoding: who does each, where endpoints have roles.
+
+A policy that ranks by cost leaves the choice among the first of its ranking to the costs of both ways, which know more:
+what others lose, and how much of its time an engine lately computed prompts. So engines of role `both` divide the work
+among them: those that compute prompts are not chosen to decode, and those that decode compute none. Of any other policy
+the first is taken, as its place may be for a session's sake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from fairlead.core.advice import Advice, Options
+from fairlead.core.candidates import NO_NEEDS, Candidate
+from fairlead.core.endpoint import Endpoint
+from fairlead.core.facts import RequestFacts
+from fairlead.core.placement import Placement
+from fairlead.core.policy import Ranked, Ranking
+from fairlead.core.prefill_decode import (
+    Hops,
+    PrefillChoice,
+    alone,
+    cheapest_split,
+    may_pass_on,
+    may_pay,
+    offers,
+    prefillers,
+)
+
+_COMPARED: Final = 4  # endpoints whose ways are compared
+
+
+class Halves(Placement, Advice):
+    """Chooses both endpoints of a request; nothing here takes load."""
+
+    def answering(
+        self, request: RequestFacts, endpoints: Sequence[Endpoint], subset: Collection[str] | None
+    ) -> Sequence[Endpoint]:
+        """Those of `endpoints` that can answer it, alone or with one that computes its prompt."""
+        able = {e.model: self._prefillers(request, e.model, subset) for e in endpoints} if request.may_split else {}
+        return [e for e in endpoints if e.spec.answers_alone or any(may_pass_on(p, e) for p in able.get(e.model, ()))]
+
+    def _prefillers(self, request: RequestFacts, model: str, subset: Collection[str] | None) -> list[Endpoint]:
+        """Who may compute its prompt for an endpoint of `model` now."""
+        name = request.model if request.model in self.pool.names else model
+        return prefillers(self.pool.prefilling.get(model, ()), name, subset, self.planner.draining)
+
+    def prefill(
+        self,
+        options: Options,
+        ranking: Ranking,
+        blocks: Mapping[str, int],
+        subset: Collection[str] | None,
+        now_s: float,
+    ) -> tuple[PrefillChoice | None, Ranking]:
+        """Both ways for a request, and who answers it by the cheaper one, best first.
+
+        `blocks` are cached, by address. Who decodes what another computes is ranked by the policy as if each had the
+        whole prompt: so it finds it when it begins.
+        """
+        request, cached_tokens, first = options.request, options.cached_tokens, ranking.order[0].candidate
+        must = not self.pool.by_address[first.address].spec.answers_alone
+        if first.model not in self.pool.prefilling or not (must or may_pay(first)):
+            return None, ranking
+        able = self._prefillers(request, first.model, subset)
+        for endpoint in able:
+            endpoint.prefills.settle(now_s)
+        self.forget_restarted(able)
+        alike = [e for e in options.endpoints if e.model == first.model and not (must and e.spec.answers_alone)]
+        whole = dict.fromkeys([e.address for e in alike], request.tokens)
+        decoders, _ = self.rank(Options(request, options.table, alike, whole, options.target, NO_NEEDS))
+        split = self._cheapest_split(decoders, able, request, cached_tokens, now_s)
+        if split is None:
+            return None, ranking
+        ones = [first] if must else self._alone(ranking)
+        single = min([alone(each, self.pool.by_address[each.address], now_s) for each in ones], key=Hops.total_ms)
+        cached = min(cached_tokens.get(split.prefiller, 0), request.tokens)
+        choice = PrefillChoice(single, split, cached, blocks.get(split.prefiller, 0), must_split=must)
+        if not choice.is_split:
+            return choice, _led_by(single.decoder, ranking)
+        decoders = _led_by(split.decoder, decoders)
+        able_alone = [e for e in options.endpoints if must and e.model == first.model and e.spec.answers_alone]
+        if able_alone:
+            others, _ = self.rank(Options(request, options.table, able_alone, cached_tokens, options.target, NO_NEEDS))
+            decoders = Ranking([decoders.order[0], *others.order], decoders.why)
+            choice = msgspec.structs.replace(choice, else_alone=True)
+        return choice, decoders
+
+    def _cheapest_split(
+        self,
+        decoders: Ranking,
+        able: Sequence[Endpoint],
+        request: RequestFacts,
+        cached_tokens: Mapping[str, int],
+        now_s: float,
+    ) -> Hops | None:
+        best: Hops | None = None
+        among = offers(able, request.tokens, cached_tokens)
+        for ranked in self._among(decoders):
+            at = ranked.candidate
+            decoder = self.pool.by_address[at.address]
+            lacking = request.tokens - min(cached_tokens.get(at.address, 0), request.tokens)
+            split = cheapest_split(at, decoder, among, lacking, self.transfers.ms_per_token(decoder), now_s)
+            if split is not None and (best is None or split.total_ms() < best.total_ms()):
+                best = split
+        return best
+
+    def _alone(self, ranking: Ranking) -> list[Candidate]:
+        """Who may do both halves: of the model of the first, which may."""
+        model, by_address = ranking.order[0].candidate.model, self.pool.by_address
+        among = [ranked.candidate for ranked in self._among(ranking)]
+        return [each for each in among if each.model == model and by_address[each.address].spec.answers_alone]
+
+    def _among(self, ranking: Ranking) -> Sequence[Ranked]:
+        """Those whose ways are compared: only the first, where its place is not for its cost."""
+        return ranking.order[: _COMPARED if getattr(self.policy, "priced", False) else 1]
+
+
+def _led_by(address: str, ranking: Ranking) -> Ranking:
+    if ranking.order[0].candidate.address == address:
+        return ranking
+    return Ranking(sorted(ranking.order, key=lambda ranked: ranked.candidate.address != address), ranking.why)
