@@ -19,14 +19,16 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any, Final, Literal, NamedTuple
+from unittest.mock import patch
 
 import msgspec
 
-from fairlead.core.endpoint import Role
+from fairlead.core.candidates import Candidate
+from fairlead.core.endpoint import Endpoint, Role
 from fairlead.core.facts import RequestFacts
 from fairlead.core.in_flight import InFlight
 from fairlead.core.policy import Refusal
-from fairlead.core.prefill_decode import PrefillChoice
+from fairlead.core.prefill_decode import Hops, alone
 from fairlead.core.router import Router
 from fairlead.policies import build_policy
 from fairlead.tools.bench.machine import this_machine
@@ -97,16 +99,17 @@ class Forced(PrefillDecodeSimulation):
 
 def always(router: Router) -> None:
     """Let alone cost more than anything."""
-    considered = router._prefill
+    considered = router.prefill
 
     def forced(*known: Any) -> Any:
-        choice, ranking = considered(*known)
-        if choice is None:
-            return choice, ranking
-        alone = msgspec.structs.replace(choice.alone, stall_ms=inf)
-        return PrefillChoice(alone, choice.split, *msgspec.structs.astuple(choice)[2:]), ranking
+        with patch("fairlead.core.halves.alone", _endless):
+            return considered(*known)
 
-    router._prefill = forced  # type: ignore[method-assign]
+    router.prefill = forced  # type: ignore[method-assign]
+
+
+def _endless(at: Candidate, decoder: Endpoint, now_s: float) -> Hops:
+    return msgspec.structs.replace(alone(at, decoder, now_s), stall_ms=inf)
 
 
 def workload(prompt: int, requests: int, seed: int) -> Workload:
