@@ -46,6 +46,15 @@ def test_engines_drift_slowly_each_in_a_phase_of_its_own() -> None:
     assert one.index(max(one)) != other.index(max(other))
 
 
+def test_a_mixed_pool_has_engines_that_are_quick_at_prefill_or_at_decoding_and_the_router_knows_which() -> None:
+    endpoints = named_world("mixed").router_endpoints()
+    prefill, decode = (
+        [getattr(e.speed, of) for e in endpoints] for of in ("prefill_ms_per_token", "decode_ms_per_token")
+    )
+    assert len(set(zip(prefill, decode, strict=True))) == 3
+    assert prefill[decode.index(min(decode))] == max(prefill)
+
+
 def test_a_pace_that_varies_by_nothing_is_none() -> None:
     assert Pace().of_engine(seed=0, place=0) is None
 

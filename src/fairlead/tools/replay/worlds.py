@@ -1,16 +1,17 @@
 """Worlds by name, in which the truth differs from what the cost assumes.
 
-`plain` is the world that the cost describes. Each other one breaks one assumption, and `worst` all at once; sizes are
-ours, chosen before any policy was run in them: attention as on an 8B model, where a prompt of 32,000 tokens takes
-twice as long as 32 prompts of 1,000.
+`plain` is the world that the cost describes, of equal engines; in `mixed` it describes each of three kinds. Each other
+one breaks one assumption, and `worst` all at once; sizes are ours, chosen before any policy was run in them: attention
+as on an 8B model, where a prompt of 32,000 tokens takes twice as long as 32 prompts of 1,000.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -22,6 +23,19 @@ from fairlead.tools.simulate.parameters import EngineParameters
 
 ENGINES: Final = 8
 _SMALL_CACHE_TOKENS: Final = 150_000
+
+
+class _Accelerator(NamedTuple):
+    """Its times over those of an A100: of prefill by dense FP16 operations, of decoding by memory bandwidth."""
+
+    prefill: float
+    decode: float
+
+
+_A100: Final = _Accelerator(1.0, 1.0)  # 312 TFLOPS, 2.0 TB/s
+_L40S: Final = _Accelerator(0.86, 2.4)  # 362 TFLOPS, 0.86 TB/s
+_H20: Final = _Accelerator(2.1, 0.5)  # 148 TFLOPS, 4.0 TB/s
+_MIXED: Final = (_A100, _L40S, _H20, _L40S, _H20, _A100, _L40S, _H20)
 
 Change = Callable[[World], World]
 
@@ -80,6 +94,20 @@ def _small_caches(world: World) -> World:
     return msgspec.structs.replace(world, endpoints=tuple(specs))
 
 
+def _mixed(world: World) -> World:
+    def of_kind(engine: EngineParameters, kind: _Accelerator) -> EngineParameters:
+        return replace(
+            engine,
+            prefill_ms_per_token=engine.prefill_ms_per_token * kind.prefill,
+            decode_ms_per_step=engine.decode_ms_per_step * kind.decode,
+            decode_ms_per_sequence=engine.decode_ms_per_sequence * kind.decode,
+        )
+
+    kinds = itertools.cycle(_MIXED)
+    specs = [msgspec.structs.replace(spec, engine=of_kind(spec.engine, next(kinds))) for spec in world.endpoints]
+    return msgspec.structs.replace(world, endpoints=tuple(specs))
+
+
 def _worst(world: World) -> World:
     for change in (_quadratic, _held, _stale, _strangers, _foreign):
         world = change(world)
@@ -98,7 +126,8 @@ CHANGES: Final[Mapping[str, Change]] = {
     "rarely-sharing": _rarely_sharing,  # within 0.5 s, as over a Redis in another region
     "foreign": _foreign,  # other traffic at the engines
     "small-caches": _small_caches,  # 150,000 tokens each
-    "worst": _worst,  # all of it but the small caches, and the sidecars do not know of each other
+    "mixed": _mixed,  # two A100, three L40S and three H20, by their data sheets
+    "worst": _worst,  # all of it but the small caches, of equal engines; the sidecars do not know of each other
 }
 
 
