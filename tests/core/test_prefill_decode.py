@@ -222,6 +222,15 @@ def test_a_request_that_is_not_worth_splitting_is_not_answered_there_either() ->
     assert in_flight.hop is None
     assert choice(in_flight).alone.decoder == "10.0.0.3:1"
     assert in_flight.decision.addresses == ("10.0.0.3:1", DECODE)
+    assert in_flight.decision.best[0].candidate.address == "10.0.0.3:1"  # whose terms are logged
+
+
+def test_one_that_leaves_its_sessions_endpoint_so_did_not_come_for_its_sake() -> None:
+    world = both()
+    world.router.sessions.bind(b"s" * 16, DECODE, 0.0)
+    decision = ask(world, 200, now_s=20.0, session=b"s" * 16).decision
+    assert decision.addresses[0] == "10.0.0.3:1"
+    assert decision.why == "cost"
 
 
 def test_a_policy_that_does_not_rank_by_cost_has_its_first_choice() -> None:

@@ -2,7 +2,7 @@
 
 A policy that ranks by cost leaves the choice among the first of its ranking to the costs of both ways, which know more:
 what others lose, and how much of its time an engine lately computed prompts. So engines of role `both` divide the work
-among them: those that compute prompts are not chosen to decode, and those that decode compute none. Of any other policy
+among them: those that compute prompts are not chosen to decode, and those that decode compute few. Of any other policy
 the first is taken, as its place may be for a session's sake.
 """
 
@@ -120,6 +120,8 @@ class Halves(Placement, Advice):
 
 
 def _led_by(address: str, ranking: Ranking) -> Ranking:
+    """Only what a policy by cost ranked has another first one."""
     if ranking.order[0].candidate.address == address:
         return ranking
-    return Ranking(sorted(ranking.order, key=lambda ranked: ranked.candidate.address != address), ranking.why)
+    order = sorted(ranking.order, key=lambda ranked: ranked.candidate.address != address)
+    return Ranking(order, "affinity" if order[0].candidate.is_affine else "cost")

@@ -204,6 +204,7 @@ class Router(Halves):
         if self.pool.prefilling and request.may_split and migration is None:
             prefill, ranking = self.prefill(options, ranking, known.blocks, subset, now_s)
             at = ranking.order[0].candidate.address
+            best = tuple(sorted(best, key=lambda ranked: ranked.candidate.address != at))
             return _Way(ranking, best, min(known.tokens.get(at, 0), request.tokens), None, prefill)
         return _Way(ranking, best, first.cached_tokens, migration)
 

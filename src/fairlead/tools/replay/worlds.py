@@ -7,9 +7,9 @@ as on an 8B model, where a prompt of 32,000 tokens takes twice as long as 32 pro
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -103,8 +103,8 @@ def _mixed(world: World) -> World:
             decode_ms_per_sequence=engine.decode_ms_per_sequence * kind.decode,
         )
 
-    kinds = itertools.cycle(_MIXED)
-    specs = [msgspec.structs.replace(spec, engine=of_kind(spec.engine, next(kinds))) for spec in world.endpoints]
+    mixed = zip(world.endpoints, cycle(_MIXED), strict=False)
+    specs = [msgspec.structs.replace(spec, engine=of_kind(spec.engine, kind)) for spec, kind in mixed]
     return msgspec.structs.replace(world, endpoints=tuple(specs))
 
 
