@@ -53,7 +53,7 @@ async def test_ours_are_measured_and_rivals_that_do_not_start_are_reported(
         LLM_D: a_rival(tmp_path, LLM_D, "epp", "#!/bin/sh\necho 'no cluster' >&2\nexit 1\n"),
         GATEWAY_API: tmp_path / "gone",
     }
-    effort = Effort(rounds=2, measured_s=0.2, pools=(4,), bodies_kib=(1, 64), connections=(1, 4))
+    effort = Effort(rounds=2, measured_s=1.0, pools=(4,), bodies_kib=(1, 64), connections=(1, 4))
     passes: list[int] = []
 
     measured = await measure(effort, rivals, 0, lambda: passes.append(1))
@@ -62,10 +62,8 @@ async def test_ours_are_measured_and_rivals_that_do_not_start_are_reported(
     assert {run.gateway for run in measured.runs} == {DIRECT, ALONE, FAIRLEAD, FAIRLEAD_GRPCIO}
     assert len(measured.runs) == 4 * len(passes) == 4 * effort.passes() == 32
     for run in measured.runs:
-        assert run.requests > 0
+        assert run.requests_per_s > 0
         assert (run.cpu_us > 0) == (run.resident_bytes > 0) == (run.gateway != DIRECT)
-    for gateway in (DIRECT, ALONE, FAIRLEAD, FAIRLEAD_GRPCIO):  # a busy machine may finish nothing in one of 0.2 s
-        assert any(run.requests_per_s > 0 for run in measured.runs if run.gateway == gateway)
     assert {each.gateway for each in measured.idle} == {DIRECT, ALONE, FAIRLEAD, FAIRLEAD_GRPCIO}
     reasons = {each.gateway: each.reason for each in measured.missing}
     assert Missing(SGLANG_ROUTER.title, 4, "pip cannot install it") in measured.missing
