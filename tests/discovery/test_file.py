@@ -38,6 +38,13 @@ def test_an_address_is_as_envoy_writes_it_which_says_in_this_form_who_served(pat
     assert [each.address for each in read_endpoints(path)] == ["[fd00::1]:8000", "[::ffff:10.0.0.1]:1"]
 
 
+def test_an_engine_of_another_accelerator_has_times_of_its_own(path: Path) -> None:
+    replace(path, "- {address: '10.0.0.1:8000', prefill_ms_per_token: 0.21, decode_ms_per_token: 7}\n")
+    assert read_endpoints(path) == (
+        DiscoveredEndpoint("10.0.0.1:8000", prefill_ms_per_token=0.21, decode_ms_per_token=7.0),
+    )
+
+
 def test_json_is_read_too(path: Path) -> None:
     replace(path, '[{"address": "10.0.0.1:8000", "labels": {"zone": "a"}}]')
     assert read_endpoints(path) == (DiscoveredEndpoint("10.0.0.1:8000", labels={"zone": "a"}),)
@@ -56,6 +63,8 @@ def test_json_is_read_too(path: Path) -> None:
         ("- {address: 'a:1', kv_connector: sglang}", "[0]: role: is required with kv_connector sglang"),
         ("- {address: 'a:1', role: prefill, kv_connector: sglang}", "[0]: bootstrap: is required with"),
         ("- {address: 'a:1', bootstrap: b}", '"b" has no port'),
+        ("- {address: 'a:1', decode_ms_per_token: 0}", "[0]: Expected `float` > 0.0"),
+        ("- {address: 'a:1', decode_ms_per_token: .inf}", "[0]: Expected `float` <= 1000000.0"),
         ("- 7", "[0]: Expected `object`, got `int`"),
         ("- vllm-0:8000", '[0]: "vllm-0" is not an IP address; write one, or put the name under pool.endpoints or'),
         ("- '[fe80::1%eth0]:8000'", '[0]: "fe80::1%eth0" is not an IP address'),

@@ -73,6 +73,13 @@ def test_labels_and_annotations_say_what_the_engine_is() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("written", "ms"), [("0.21", 0.21), ("", None), ("fast", None), ("-1", None), ("inf", None)])
+def test_a_pod_says_how_fast_its_accelerator_is(written: str, ms: float | None) -> None:
+    says = {"fairlead/prefill-ms-per-token": written, "fairlead/decode-ms-per-token": "7"}
+    (found,) = settled(pod(annotations=says))
+    assert (found.prefill_ms_per_token, found.decode_ms_per_token) == (ms, 7.0)
+
+
 @pytest.mark.parametrize(
     ("labels", "role", "connector"),
     [

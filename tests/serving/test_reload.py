@@ -89,6 +89,17 @@ async def test_a_reload_leaves_what_a_start_makes(file: ConfigFile) -> None:
         assert in_force(reloaded.services) == before
 
 
+async def test_an_endpoint_of_another_accelerator_has_times_of_its_own_from_a_reload_on(file: ConfigFile) -> None:
+    usual = {"address": "127.0.0.1:1", "model": "small"}
+    slower = {"address": "127.0.0.1:2", "model": "small", "prefill_ms_per_token": 1.4}
+    async with Sidecar(file.write()) as sidecar:
+        file.write(pool={"endpoints": [usual, slower], "models": {"small": {"prefill_ms_per_token": 0.7}}})
+        await sidecar.reloading.reload()
+        specs = [endpoint.spec for endpoint in sidecar.services.router.pool.endpoints]
+    assert [(each.prefill_ms_per_token, each.prefill_ratio) for each in specs] == [(0.7, 1.0), (1.4, 2.0)]
+    assert [(each.decode_ms_per_token, each.decode_ratio) for each in specs] == [(20.0, 1.0), (20.0, 1.0)]
+
+
 def without_zmq(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
 

@@ -194,6 +194,7 @@ def _constant(services: Services, e: Endpoint, of: Literal["prefill", "decode"],
     """Milliseconds per token in force, where they come from, out of how many answers, and since when."""
     learner = services.learner
     model, engine = learner.models.get(e.model), learner.engines.get((e.address, e.model))
+    ratio = e.spec.prefill_ratio if of == "prefill" else e.spec.decode_ratio
     learned, samples, own, factor = False, 0, 0, 1.0
     if model is not None:
         learned = model.knows_prefill if of == "prefill" else model.knows_decode
@@ -204,13 +205,13 @@ def _constant(services: Services, e: Endpoint, of: Literal["prefill", "decode"],
         here = engine.prefill if of == "prefill" else engine.decode
         own, factor = len(here.samples), here.value
     since_s = model.since_s if model is not None else None
-    configured = services.config.model(e.model).model_fields_set
+    is_configured = ratio != 1.0 or f"{of}_ms_per_token" in services.config.model(e.model).model_fields_set
     return {
         "ms_per_token": e.speed.prefill_ms_per_token if of == "prefill" else e.speed.decode_ms_per_token,
-        "source": "learned" if learned else "configured" if f"{of}_ms_per_token" in configured else "default",
+        "source": "learned" if learned else "configured" if is_configured else "default",
         "samples": samples,  # of the model, on any of its endpoints
         "endpoint_samples": own,
-        "endpoint_factor": factor,  # to what is usual of the model
+        "endpoint_factor": factor,  # to what is usual of the model, and configured of this endpoint
         "oldest_sample_s": None if since_s is None else max(0.0, now_s - since_s),
         "learned": learned,
     }

@@ -45,6 +45,9 @@ class EngineTls(Section):
     server_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$")]  # that they have
 
 
+Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 def _engine(name: str) -> str:
     return dialects.dialect_called(name).name
 
@@ -58,6 +61,8 @@ class EndpointConfig(Section):
     engine: Engine = dialects.DEFAULT
     region: str = ""
     role: Role = "both"  # prefill: it only computes prompts for others; decode: it computes none for others
+    prefill_ms_per_token: Milliseconds | None = None  # where its accelerator is another one; default: its model's
+    decode_ms_per_token: Milliseconds | None = None
     kv_events: KvEvents | None = None
     kv_transfer: KvTransfer | None = None
     tls: EngineTls | None = None  # default: that of its model, or of the pool
@@ -98,8 +103,8 @@ class ModelConfig(Section):
     adapter_of: Annotated[str, Field(min_length=1)] | None = None  # it is an adapter (LoRA) of this model
     capability: str | None = None  # a file that `fairlead fit` wrote, relative to the configuration
     tasks: dict[TaskName, str] = Field(default_factory=dict)  # further such files, for requests of one task
-    prefill_ms_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
-    decode_ms_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
+    prefill_ms_per_token: Milliseconds = 0.1
+    decode_ms_per_token: Milliseconds = 20.0
     max_model_len: PositiveInt | None = None  # prompts estimated longer are not sent to this model
     kv_bytes_per_token: PositiveInt | None = None  # in the KV cache, over all layers and GPUs
     tls: EngineTls | None = None  # of its engines; default: that of the pool

@@ -68,6 +68,36 @@ class Line(NamedTuple):
         )
 
 
+class Ratios(NamedTuple):
+    """By what factors an engine is slower than a line says: at prefill, and at decoding."""
+
+    prefill: float = 1.0
+    decode: float = 1.0
+
+    def line(self, line: Line) -> Line:
+        """The line of that engine."""
+        return line._replace(prefill_ms=line.prefill_ms * self.prefill, alone_ms=line.alone_ms * self.decode)
+
+    def work(self, work: Work) -> Work:
+        """Work that takes by the line as long as `work` takes that engine."""
+        if self == EQUAL:
+            return work
+        return Work(
+            work.took_ms,
+            work.requests,
+            work.own_tokens * self.prefill,
+            work.other_tokens * self.prefill,
+            work.steps * self.decode,
+            work.concurrent * self.decode,
+            work.unsure_tokens * self.prefill,
+            work.trust,
+            work.ended_s,
+        )
+
+
+EQUAL: Final = Ratios()
+
+
 class Fit(NamedTuple):
     """A line, and the relative error of two of its constants; infinite where the samples do not determine one."""
 

@@ -53,6 +53,8 @@ class EndpointSpec(msgspec.Struct, frozen=True, gc=False):
     model: str
     prefill_ms_per_token: float = 0.1
     decode_ms_per_token: float = 20.0  # alone on the engine
+    prefill_ratio: float = 1.0  # of its configured time to that of its model: how much slower its kind of engine is
+    decode_ratio: float = 1.0
     max_model_len: int | None = None
     capability: Capability = NEUTRAL
     region: str = ""

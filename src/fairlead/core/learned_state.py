@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from fairlead.core.answer_times import Line, Work
-from fairlead.core.learned_times import MOST_WORKS, WINDOW, EngineTimes, Running
+from fairlead.core.learned_times import MOST_WORKS, WINDOW, EngineTimes, Running, ratios_of
 from fairlead.core.learning import Learner
 from fairlead.core.pool import Pool
 from fairlead.core.text_kinds import KINDS
@@ -101,10 +101,11 @@ def restore(state: LearnedState, learner: Learner, pool: Pool, *, now_s: float, 
         engine = learner.engines.setdefault((each.address, each.model), EngineTimes())
         engine.reports_cache |= each.reports_cache
         model = learner.models[each.model]
+        line = ratios_of(endpoint_there.spec).line(model.line)
         for work in _moved(each.prefill, later_s):
-            engine.prefill.add(work, model.line, model.prefill_changes)
+            engine.prefill.add(work, line, model.prefill_changes)
         for work in _moved(each.decode, later_s):
-            engine.decode.add(work, model.line, model.decode_changes)
+            engine.decode.add(work, line, model.decode_changes)
         _refill(engine.adapter_load_ms, each.adapter_load_ms)
     for name in pool.models:
         for sample in state.tokens.get(name, ()) if name not in learner.tokens else ():

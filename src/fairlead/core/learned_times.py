@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import fmean, median
 from typing import Final
 
 from fairlead.core.adapter_slots import USUAL_LOAD_MS
-from fairlead.core.answer_times import Fit, Line, Work, fit, weight
+from fairlead.core.answer_times import EQUAL, Fit, Line, Ratios, Work, fit, weight
 from fairlead.core.endpoint import USUAL_SLOWDOWN, EndpointSpec
 from fairlead.core.engine_factor import EngineFactor, decode_share, prefill_share
 from fairlead.core.observation import LEAST_DECODE_TOKENS
@@ -53,7 +53,12 @@ class Running:
 
 
 class ModelTimes:
-    """What engines of one model were seen to take."""
+    """What engines of one model were seen to take.
+
+    The line is of an engine of which nothing is configured but the model's times. Samples of another are scaled to it,
+    by what is configured of that one and by what its own answers showed beyond it: so every engine teaches the same
+    line, and a difference that is configured holds from the first answer on.
+    """
 
     __slots__ = (
         "_before",
@@ -66,6 +71,7 @@ class ModelTimes:
         "knows_prefill",
         "newest_s",
         "prefill_changes",
+        "usual",
         "works",
     )
 
@@ -76,7 +82,9 @@ class ModelTimes:
         self.newest_s = -math.inf  # when the last answer ended: speeds are those of then
         self.decode_changes, self.prefill_changes = SpeedChanges(), SpeedChanges()
         self.knows_prefill = self.knows_decode = False
-        self._before = Line(0.0, spec.prefill_ms_per_token, spec.decode_ms_per_token, USUAL_SLOWDOWN)
+        self.usual = EQUAL  # by how much engines are slower than is configured, on average: the line includes it
+        prefill_ms, decode_ms = spec.prefill_ms_per_token, spec.decode_ms_per_token
+        self._before = Line(0.0, prefill_ms / spec.prefill_ratio, decode_ms / spec.decode_ratio, USUAL_SLOWDOWN)
         self._line = self._before
         self._new = 0
 
@@ -90,8 +98,9 @@ class ModelTimes:
         """When the oldest answer ended that still counts."""
         return min((each.ended_s for each in self.works), default=None)
 
-    def add(self, work: Work) -> None:
-        self.works.append(work)
+    def add(self, work: Work, slower: Ratios = EQUAL) -> None:
+        """Keep a sample of an engine that is `slower` than the line says."""
+        self.works.append(slower.work(work))
         self.newest_s = max(self.newest_s, work.ended_s)
         self._new += 1
 
@@ -152,14 +161,23 @@ class EngineTimes:
         self.adapter_load_ms = Running(median, USUAL_LOAD_MS, LEAST_LOADS)
         self.reports_cache = False  # it once reported cached tokens; from then on none reported means 0
 
-    def add(self, work: Work, model: ModelTimes) -> None:
-        if work.own_tokens:
-            self.prefill.add(work, model.line, model.prefill_changes)
-        if work.steps > LEAST_DECODE_TOKENS:
-            self.decode.add(work, model.line, model.decode_changes)
+    def slower(self, model: ModelTimes, configured: Ratios) -> Ratios:
+        """Than the model's line, of which it makes up for what is usual."""
+        return Ratios(
+            configured.prefill * self.prefill.value / model.usual.prefill,
+            configured.decode * self.decode.value / model.usual.decode,
+        )
 
-    def settle(self, model: ModelTimes) -> None:
-        line, now_s = model.line, model.newest_s
+    def add(self, work: Work, model: ModelTimes, configured: Ratios) -> None:
+        line = configured.line(model.line)
+        if work.own_tokens:
+            self.prefill.add(work, line, model.prefill_changes)
+        if work.steps > LEAST_DECODE_TOKENS:
+            self.decode.add(work, line, model.decode_changes)
+
+    def settle(self, model: ModelTimes, configured: Ratios) -> None:
+        """Compare it with its model's line, as far as that holds for an engine that is `configured` as this one."""
+        line, now_s = configured.line(model.line), model.newest_s
         changed_s = max(self.decode.changed_s(line), self.prefill.changed_s(line))
         for each in (self.decode, self.prefill):
             each.forget_before(changed_s)
@@ -180,3 +198,18 @@ class EngineTimes:
         before = line._replace(prefill_ms=line.prefill_ms * factor, alone_ms=line.alone_ms * factor)
         found = fit(whole, [1.0] * len(whole), before)
         return found.line.prefill_ms / line.prefill_ms if found.prefill_error <= MOST_ERROR else factor
+
+
+def ratios_of(spec: EndpointSpec) -> Ratios:
+    """By how much an engine is slower than its model's line, as configured."""
+    return Ratios(spec.prefill_ratio, spec.decode_ratio)
+
+
+def usual(engines: Collection[EngineTimes]) -> Ratios:
+    """By how much these are slower than is configured, on average; an engine counts by its samples."""
+    return Ratios(_mean([each.prefill for each in engines]), _mean([each.decode for each in engines]))
+
+
+def _mean(factors: Sequence[EngineFactor]) -> float:
+    total = sum(each.weight for each in factors)
+    return math.exp(sum(each.weight * math.log(each.value) for each in factors) / total) if total > 0 else 1.0

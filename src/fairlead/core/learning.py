@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
-from fairlead.core.answer_times import Work
+from fairlead.core.answer_times import Ratios, Work
 from fairlead.core.endpoint import Endpoint, Speed
-from fairlead.core.learned_times import EngineTimes, ModelTimes
+from fairlead.core.learned_times import EngineTimes, ModelTimes, ratios_of, usual
 from fairlead.core.observation import Observation, works_of
 from fairlead.core.pool import Pool
 from fairlead.core.token_model import Rates, TokenModel, mean_rates
@@ -58,23 +58,28 @@ class Learner:
         model = self.model_of(endpoint)
         engine = self.engines.setdefault((seen.address, seen.model), EngineTimes())
         engine.reports_cache |= bool(seen.cached_tokens)
+        configured = ratios_of(endpoint.spec)
+        slower = engine.slower(model, configured)
         for work in works_of(seen, reports_cache=engine.reports_cache):
             if seen.adapter is not None and work.requests:  # its first token waited for an adapter, too
-                self._learn_load(seen, work, model, engine)
+                self._learn_load(seen, work, model, engine, configured)
                 continue
-            model.add(work)
-            engine.add(work, model)
+            model.add(work, slower)
+            engine.add(work, model, configured)
         if seen.completion_tokens:
             model.answer_tokens.add(seen.completion_tokens)
         self._unsettled.add(seen.model)
 
-    def _learn_load(self, seen: Observation, work: Work, model: ModelTimes, engine: EngineTimes) -> None:
+    def _learn_load(
+        self, seen: Observation, work: Work, model: ModelTimes, engine: EngineTimes, configured: Ratios
+    ) -> None:
         """What a first token took beyond its prompt's time is the load of its adapter, if it waited for no slot."""
         need = seen.adapter
         streamed, disturbed = seen.first_token_ms is not None, seen.engine_full or not model.knows_prefill
         if need is None or not need.load_tokens or need.wait_ms or disturbed or not streamed:
             return
-        load_ms = max(0.0, work.took_ms - model.line.ms(work) * engine.prefill.value - engine.extra_ms)
+        by_line_ms = configured.line(model.line).ms(work)
+        load_ms = max(0.0, work.took_ms - by_line_ms * engine.prefill.value - engine.extra_ms)
         model.adapter_load_ms.add(load_ms)
         engine.adapter_load_ms.add(load_ms)
 
@@ -103,10 +108,13 @@ class Learner:
         for which in list(islice(self._due, MOST_ENGINES_SETTLED)):
             self._due.pop(which, None)
             engine, model = self.engines.get(which), self.models.get(which[1])
-            if engine is not None and model is not None:
-                engine.settle(model)
+            endpoint = pool().by_address.get(which[0])
+            if engine is not None and model is not None and endpoint is not None:
+                engine.settle(model, ratios_of(endpoint.spec))
                 settled.add(which[1])
                 yield
+        for name in settled & self.models.keys():
+            self.models[name].usual = usual([each for which, each in self.engines.items() if which[1] == name])
         if settled:
             self.apply([one for one in pool().endpoints if one.model in settled])
 
@@ -133,7 +141,7 @@ class Learner:
             if model is None:
                 continue
             engine = self.engines.get((endpoint.address, endpoint.model), _LIKE_OTHERS)
-            known, line = endpoint.speed, model.line
+            known, line = endpoint.speed, ratios_of(endpoint.spec).line(model.line)
             endpoint.speed = Speed(
                 line.prefill_ms * engine.prefill.value if model.knows_prefill else known.prefill_ms_per_token,
                 line.alone_ms * engine.decode.value if model.knows_decode else known.decode_ms_per_token,

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import yaml
@@ -115,6 +115,9 @@ def _endpoints(path: Path, entries: list[Any]) -> EndpointSet:
     return tuple(found.values())
 
 
+_Milliseconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+
+
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     address: str
     models: tuple[str, ...] = ()
@@ -124,6 +127,8 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     kv_connector: Literal["", "nixl", "proxy", "sglang"] = ""
     bootstrap: str = ""
     labels: dict[str, str] = {}
+    prefill_ms_per_token: _Milliseconds | None = None
+    decode_ms_per_token: _Milliseconds | None = None
     capability: str = ""
     draining: bool = False
 

@@ -32,6 +32,8 @@ class DiscoveredEndpoint(msgspec.Struct, frozen=True):
     kv_connector: str = ""  # by which the KV of a prompt goes on: nixl, proxy or sglang
     bootstrap: str = ""  # with sglang and role prefill: host:port of its bootstrap server
     labels: Mapping[str, str] = {}
+    prefill_ms_per_token: float | None = None  # where its accelerator is not that of the model's other engines
+    decode_ms_per_token: float | None = None
     capability: str = ""  # a file of `fairlead fit`, relative to the configuration; empty: that of the model
     draining: bool = False  # not ready or about to end: gets nothing new, and keeps what it has until it is gone
 

@@ -22,6 +22,7 @@ from fairlead.serving.membership import Member
 
 _USUAL_KV_BYTES = 131_072  # of a token: 32 layers with 8 heads of 128, keys and values in 16 bits, as an 8B Llama has
 _USUAL_MEGABYTES_PER_S = 1250.0  # a network of 10 Gbit/s
+_MOST_RATIO = 1000.0
 
 log = structlog.get_logger("fairlead")
 
@@ -55,8 +56,7 @@ def make_pool(
         spec = EndpointSpec(
             address=address,
             model=configured.model,
-            prefill_ms_per_token=model.prefill_ms_per_token,
-            decode_ms_per_token=model.decode_ms_per_token,
+            **_times(model, configured.prefill_ms_per_token, configured.decode_ms_per_token),
             max_model_len=model.max_model_len,
             capability=capabilities[configured.model],
             capabilities=of_adapters.get(configured.model, NO_CAPABILITIES),
@@ -122,8 +122,7 @@ def _discovered(
         yield EndpointSpec(
             address=found.address,
             model=name,
-            prefill_ms_per_token=model.prefill_ms_per_token,
-            decode_ms_per_token=model.decode_ms_per_token,
+            **_times(model, found.prefill_ms_per_token, found.decode_ms_per_token),
             max_model_len=min(lengths, default=None),
             capability=capabilities[key],
             capabilities=of_adapters.get(name, NO_CAPABILITIES),
@@ -135,6 +134,23 @@ def _discovered(
             transfer_ms_per_token=_transfer_ms_per_token(model, None),
             access=config.pool.access(name),
         )
+
+
+def _times(model: ModelConfig, prefill_ms: float | None, decode_ms: float | None) -> dict[str, float]:
+    """Of an endpoint: those of its model, where it has none of its own."""
+    prefill_ms = model.prefill_ms_per_token if prefill_ms is None else prefill_ms
+    decode_ms = model.decode_ms_per_token if decode_ms is None else decode_ms
+    return {
+        "prefill_ms_per_token": prefill_ms,
+        "decode_ms_per_token": decode_ms,
+        "prefill_ratio": _ratio(prefill_ms, model.prefill_ms_per_token),
+        "decode_ratio": _ratio(decode_ms, model.decode_ms_per_token),
+    }
+
+
+def _ratio(ms: float, of_model_ms: float) -> float:
+    """Bounded: samples are scaled by it, and have to stay numbers."""
+    return min(max(ms / of_model_ms, 1 / _MOST_RATIO), _MOST_RATIO)
 
 
 def _transfer_ms_per_token(model: ModelConfig, transfer: KvTransfer | None) -> float:

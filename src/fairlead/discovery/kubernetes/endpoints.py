@@ -7,6 +7,7 @@ ready is not listed yet, as an engine that loads its weights has nothing to drai
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 from typing import Final
 
 from fairlead.addresses import canonical
@@ -22,6 +23,8 @@ REGION: Final = ("fairlead/region", "topology.kubernetes.io/region")
 ROLE: Final = ("fairlead/role", "llm-d.ai/role")
 KV_CONNECTOR: Final = ("fairlead/kv-connector",)
 BOOTSTRAP_PORT: Final = ("fairlead/bootstrap-port",)
+PREFILL: Final = ("fairlead/prefill-ms-per-token",)
+DECODE: Final = ("fairlead/decode-ms-per-token",)
 CAPABILITY: Final = ("fairlead/capability",)
 ACTIVE_PORTS: Final = ("fairlead/active-ports", "llm-d.ai/active-ports")
 
@@ -74,6 +77,8 @@ def of_pods(pods: Iterable[Pod], ports: Sequence[int]) -> Iterable[tuple[Discove
                 kv_connector=connector,
                 bootstrap=_address(status.pod_ip, _bootstrap_port(said)) if meets else "",
                 labels={"pod": metadata.name} | ({"rank": str(rank)} if len(ports) > 1 else {}),
+                prefill_ms_per_token=_milliseconds(_first(said, PREFILL)),
+                decode_ms_per_token=_milliseconds(_first(said, DECODE)),
                 capability=_file(_first(said, CAPABILITY)),
                 draining=not takes,
             )
@@ -133,6 +138,15 @@ def _connector(said: Mapping[str, str], role: Role) -> str:
     if named == BY_ROOM and role != "both":
         return named
     return named if named in _CONNECTORS else "" if role == "both" else BY_PROXY
+
+
+def _milliseconds(written: str) -> float | None:
+    """What is no positive number counts as not written."""
+    try:
+        ms = float(written)
+    except ValueError:
+        return None
+    return ms if 0 < ms < inf else None
 
 
 def _bootstrap_port(said: Mapping[str, str]) -> int:

@@ -97,7 +97,8 @@ class World(msgspec.Struct, frozen=True):
         return self.regions.get(region) or _NEAR
 
     def router_endpoints(self) -> list[Endpoint]:
-        """The engines as the router knows them: with constants measured on an idle engine."""
+        """The engines as the router knows them: with constants measured on an idle engine of each."""
+        of_model = {engine.model: engine.engine for engine in reversed(self.endpoints)}
         known = [
             Endpoint(
                 EndpointSpec(
@@ -105,6 +106,8 @@ class World(msgspec.Struct, frozen=True):
                     engine.model,
                     prefill_ms_per_token=engine.engine.prefill_ms_per_token,
                     decode_ms_per_token=engine.engine.decoding_step_ms(1),
+                    prefill_ratio=engine.engine.prefill_ms_per_token / of_model[engine.model].prefill_ms_per_token,
+                    decode_ratio=engine.engine.decoding_step_ms(1) / of_model[engine.model].decoding_step_ms(1),
                     max_model_len=engine.engine.max_model_len,
                     capability=self.retries.believed.get(engine.model, NEUTRAL),
                     region=engine.region,
