@@ -23,33 +23,39 @@ from fairlead.tools.bench.markdown import table
 from fairlead.tools.origin import date
 
 OUT = Path("benchmarks/results/papers/weights.md")
-SEEDS = (100,)  # `traffic.py` has others
+SEEDS = (100, 101, 102)  # `traffic.py` has others
 LOADS = {"mooncake": 0.55, "agents": 1.2, "hot-agents": 1.2, "azure": 0.7, "short": 0.7}
-WORLDS = ("plain", "worst")
+WORLDS = ("plain", "worst", "mixed")
 
 
-def weights(crowd: float, stall: float, evict: float, answer: float) -> str:
-    return f"crowd_weight={crowd:g}:stall_weight={stall:g}:evict_weight={evict:g}:least_answer_tokens={answer:g}"
+def weights(crowd: float, queue: float, stall: float, evict: float, answer: float) -> str:
+    return (
+        f"crowd_weight={crowd:g}:queue_weight={queue:g}:stall_weight={stall:g}:evict_weight={evict:g}"
+        f":least_answer_tokens={answer:g}"
+    )
 
 
 GRID = (
-    weights(1, 0.05, 0, 0),
-    weights(1, 0.15, 0, 0),
-    weights(1, 0.05, 0, 128),
-    weights(1, 0.05, 1, 0),
-    weights(2, 0.05, 0, 128),
-    weights(2, 0.15, 0, 0),
-    weights(1, 0.3, 0, 0),
-    weights(1, 0.1, 0.5, 64),
-    weights(2, 0.1, 0.5, 128),
+    weights(1, 1, 0.05, 0, 128),
+    weights(1, 1, 0.05, 0, 0),
+    weights(1, 1, 0.05, 1, 128),
+    weights(1, 1, 0.3, 0, 128),
+    weights(1, 1, 1, 0, 128),
+    weights(1, 2, 1, 0, 0),
+    weights(2, 1, 0.05, 0, 128),
+    weights(2, 1.5, 0.05, 0, 128),
+    weights(2, 1.5, 0.15, 0, 128),
+    weights(2, 1.5, 0.5, 0, 128),
+    weights(2, 2, 0.3, 0, 128),
+    weights(2, 2, 1, 0, 0),
 )
 ABOUT = {
     "rtt_weight": "1, physical: a millisecond is a millisecond; not chosen by runs",
-    "queue_weight": "1, physical: what waits is computed first; not chosen by runs",
     "batch_weight": "2, by argument: a request slows those that it joins as much as they slow it; not chosen by runs",
     "tie_ms": "2, above the noise of a probe in one data centre; not chosen by runs",
     "retry_penalty": "1000, by argument: at temperature 0 a model that failed fails again; not chosen by runs",
     "crowd_weight": "chosen here",
+    "queue_weight": "chosen here; 1 is physical for a request's own first token: what waits is computed before it",
     "stall_weight": "chosen here",
     "evict_weight": "chosen here",
     "least_answer_tokens": "chosen here",
