@@ -69,7 +69,7 @@ def cases(traces: tuple[str, ...] = tuple(LOADS)) -> list[Case]:
 def score(runs: Runs, setting: str, over: list[Case]) -> float | None:
     """The geometric mean of times in ms over all columns of these cases; None where a run is missing."""
     times = [runs.mean(case, f"fairlead:{setting}", column, SEEDS) for case in over for column in COLUMNS]
-    if any(time is None for time in times):
+    if not times or any(time is None for time in times):
         return None
     return exp(fmean(log(time) for time in times if time is not None))
 

@@ -55,6 +55,15 @@ def test_a_mixed_pool_has_engines_that_are_quick_at_prefill_or_at_decoding_and_t
     assert prefill[decode.index(min(decode))] == max(prefill)
 
 
+def test_where_nobody_says_that_the_pool_is_mixed_the_router_takes_all_engines_for_the_first_one() -> None:
+    mixed, unlabelled = named_world("mixed"), named_world("unlabelled")
+    assert unlabelled.endpoints == mixed.endpoints
+    first, *others = [endpoint.spec for endpoint in unlabelled.router_endpoints()]
+    assert (first.prefill_ms_per_token, first.prefill_ratio, first.decode_ratio) == (0.1, 1.0, 1.0)
+    for spec in others:
+        assert (spec.prefill_ms_per_token, spec.decode_ms_per_token) == (0.1, first.decode_ms_per_token)
+
+
 def test_a_pace_that_varies_by_nothing_is_none() -> None:
     assert Pace().of_engine(seed=0, place=0) is None
 

@@ -52,6 +52,7 @@ class Observation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lost_reports: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of engine reports that cannot be read
     token_error: Annotated[float, Meta(ge=0, le=3)] = 0.0  # sd of the log of estimated over true tokens of a prompt
     index_capacity: Annotated[float, Meta(gt=0)] = 1.0  # assumed over true capacity of an engine's cache
+    kinds_configured: bool = True  # each engine's own times; else all have those of their model's first one
 
 
 class Retries(msgspec.Struct, frozen=True):
@@ -98,16 +99,20 @@ class World(msgspec.Struct, frozen=True):
 
     def router_endpoints(self) -> list[Endpoint]:
         """The engines as the router knows them: with constants measured on an idle engine of each."""
-        of_model = {engine.model: engine.engine for engine in reversed(self.endpoints)}
+        first = {engine.model: engine.engine for engine in reversed(self.endpoints)}
+        configured = [
+            (engine.engine if self.observation.kinds_configured else first[engine.model], first[engine.model])
+            for engine in self.endpoints
+        ]
         known = [
             Endpoint(
                 EndpointSpec(
                     engine.address,
                     engine.model,
-                    prefill_ms_per_token=engine.engine.prefill_ms_per_token,
-                    decode_ms_per_token=engine.engine.decoding_step_ms(1),
-                    prefill_ratio=engine.engine.prefill_ms_per_token / of_model[engine.model].prefill_ms_per_token,
-                    decode_ratio=engine.engine.decoding_step_ms(1) / of_model[engine.model].decoding_step_ms(1),
+                    prefill_ms_per_token=own.prefill_ms_per_token,
+                    decode_ms_per_token=own.decoding_step_ms(1),
+                    prefill_ratio=own.prefill_ms_per_token / of_model.prefill_ms_per_token,
+                    decode_ratio=own.decoding_step_ms(1) / of_model.decoding_step_ms(1),
                     max_model_len=engine.engine.max_model_len,
                     capability=self.retries.believed.get(engine.model, NEUTRAL),
                     region=engine.region,
@@ -116,7 +121,7 @@ class World(msgspec.Struct, frozen=True):
                     transfer_ms_per_token=self.link.takes_ms(1) - self.link.takes_ms(0),
                 )
             )
-            for engine in self.endpoints
+            for engine, (own, of_model) in zip(self.endpoints, configured, strict=True)
         ]
         for endpoint, engine in zip(known, self.endpoints, strict=True):
             endpoint.rtt_ms = self.rtt(engine.region).at(0.0)

@@ -108,6 +108,10 @@ def _mixed(world: World) -> World:
     return msgspec.structs.replace(world, endpoints=tuple(specs))
 
 
+def _unlabelled(world: World) -> World:
+    return _with_observation(_mixed(world), kinds_configured=False)
+
+
 def _worst(world: World) -> World:
     for change in (_quadratic, _held, _stale, _strangers, _foreign):
         world = change(world)
@@ -126,7 +130,8 @@ CHANGES: Final[Mapping[str, Change]] = {
     "rarely-sharing": _rarely_sharing,  # within 0.5 s, as over a Redis in another region
     "foreign": _foreign,  # other traffic at the engines
     "small-caches": _small_caches,  # 150,000 tokens each
-    "mixed": _mixed,  # two A100, three L40S and three H20, by their data sheets
+    "mixed": _mixed,  # two A100, three L40S and three H20, by their data sheets, each with its times configured
+    "unlabelled": _unlabelled,  # as `mixed`, and nobody has said that the engines differ
     "worst": _worst,  # all of it but the small caches, of equal engines; the sidecars do not know of each other
 }
 
