@@ -56,7 +56,7 @@ CASES = (
         for trace, load in weights.LOADS.items()
     ),
 )
-OURS, DEFAULT = "fairlead, weights of the other traces", "fairlead, weights of all traces"
+OURS, DEFAULT = "fairlead, weights of the other traces", "fairlead, default weights"
 
 
 class Cell(NamedTuple):
@@ -81,8 +81,8 @@ def applies(policy: str, case: Case) -> bool:
 
 
 def ours(runs: Runs, trace: str | None) -> str | None:
-    """With the weights of all traces but this one; None while `weights.py` has not been run."""
-    setting = weights.chosen(runs, trace)
+    """With the weights of all traces but this one, or the defaults; None while `weights.py` has not been run."""
+    setting = weights.default(runs) if trace is None else weights.chosen(runs, trace)
     return None if setting is None else f"fairlead:{setting}"
 
 
@@ -188,8 +188,7 @@ def page(runs: Runs, policies: Sequence[str], seeds: Sequence[int]) -> str:
                 f"- Load 1 is the greatest capacity of {', '.join(f'`{each}`' for each in REFERENCES)} in that world",
                 "`fairlead` over the best of all baselines in each column, chosen after the fact, their settings "
                 "included: below 1, `fairlead` is faster than every one of them. Its weights for a trace were chosen "
-                "on the other traces ([weights.md](weights.md)); the weights of all traces are the "
-                "defaults, which have seen every one of them.",
+                "on the other traces ([weights.md](weights.md)); the defaults have seen every one of them.",
                 table(("Worlds", "Policy", "Columns", "Geometric mean", "Worst", "where"), summary(over)),
                 "## Column by column",
                 table(heads, list(rows(runs, over, seeds))),

@@ -4,12 +4,9 @@
     python benchmarks/papers/weights.py --report   # from the kept runs only
 
 Writes benchmarks/results/papers/weights.md. Runs are kept in traffic/runs.jsonl there, with their commit: remove it to
-begin anew. For each trace the weights are chosen by the geometric mean over the columns of all *other* traces, in all
-WORLDS; `traffic.py` judges that trace with them. The first of the grid, which is the physical one, stays unless another
-is better by more than chance: by SURE standard errors of the mean over cases. Without that rule the best of the grid
-was 0.8 % better on the seeds that it was chosen on, and 0.2 % on others, where it was 0.8 % worse in plain worlds.
-The default is the choice over all traces, which has no trace left to be judged on: what it is worth is what the others
-are worth that were left out.
+begin anew. For each trace the weights are those with the least geometric mean over the columns of all *other* traces,
+in all WORLDS; `traffic.py` judges that trace with them. The default is the first of the grid, unless another is better
+over all traces by more than chance. No trace is left to judge it: grids before this one chose the first on all of them.
 """
 
 from __future__ import annotations
@@ -76,12 +73,16 @@ def score(runs: Runs, setting: str, over: list[Case]) -> float | None:
 def chosen(runs: Runs, left_out: str | None) -> str | None:
     """The weights for `left_out`, from all other traces; None while runs are missing."""
     over = [case for case in known(runs) if case.trace != left_out]
-    if not over:
-        return None
-    gains = {setting: [log(_over_first(runs, setting, [case])) for case in over] for setting in GRID}
-    best = min(GRID, key=lambda setting: fmean(gains[setting]))
-    is_sure = len(over) > 1 and fmean(gains[best]) < -SURE * stdev(gains[best]) / sqrt(len(over))
-    return best if is_sure else GRID[0]
+    return min(GRID, key=lambda setting: fmean(_gains(runs, setting, over))) if over else None
+
+
+def default(runs: Runs) -> str | None:
+    """The first of the grid, unless another is better by SURE standard errors; None while runs are missing."""
+    best, over = chosen(runs, None), known(runs)
+    if best is None or best == GRID[0]:
+        return best
+    gains = _gains(runs, best, over)
+    return best if len(over) > 1 and fmean(gains) < -SURE * _error(gains) else GRID[0]
 
 
 def known(runs: Runs) -> list[Case]:
@@ -89,16 +90,18 @@ def known(runs: Runs) -> list[Case]:
     return [case for case in cases() if all(score(runs, setting, [case]) is not None for setting in GRID)]
 
 
-def _over_first(runs: Runs, setting: str, over: list[Case]) -> float:
-    return (score(runs, setting, over) or 0.0) / (score(runs, GRID[0], over) or 1.0)
+def _gains(runs: Runs, setting: str, over: list[Case]) -> list[float]:
+    """The log of its times over those of the first of the grid, for each case."""
+    return [log((score(runs, setting, [case]) or 0.0) / (score(runs, GRID[0], [case]) or 1.0)) for case in over]
 
 
-def _with_error(runs: Runs, setting: str, over: list[Case]) -> str:
-    mean = _over_first(runs, setting, over)
-    if setting == GRID[0] or len(over) < 2:
-        return f"{mean:.3f}"
-    error = stdev(log(_over_first(runs, setting, [case])) for case in over) / sqrt(len(over))
-    return f"{mean:.3f} ± {mean * error:.3f}"
+def _error(gains: Sequence[float]) -> float:
+    """Of the mean over cases."""
+    return stdev(gains) / sqrt(len(gains))
+
+
+def _with_error(gains: Sequence[float]) -> str:
+    return f"{exp(fmean(gains)):.3f}" + (f" ± {exp(fmean(gains)) * _error(gains):.3f}" if any(gains) else "")
 
 
 def make(runs: Runs, wanted: Sequence[Case]) -> None:
@@ -107,7 +110,6 @@ def make(runs: Runs, wanted: Sequence[Case]) -> None:
 
 def report(runs: Runs) -> str:
     over = known(runs)
-    best = chosen(runs, None)
     worlds = [world for world in WORLDS if any(case.world == world for case in over)]
     sizes = ", ".join(
         f"{trace.name} {found.requests:,}"
@@ -116,8 +118,9 @@ def report(runs: Runs) -> str:
     )
     rows = []
     for setting in GRID:
-        cells = [_over_first(runs, setting, [case for case in over if case.world == world]) for world in worlds]
-        rows.append((f"`{setting}`", _with_error(runs, setting, over), *(f"{cell:.3f}" for cell in cells)))
+        gains = [_gains(runs, setting, [case for case in over if case.world == world]) for world in worlds]
+        means = [f"{exp(fmean(each)):.3f}" for each in gains]
+        rows.append((f"`{setting}`", _with_error([gain for each in gains for gain in each]), *means))
     return (
         "\n\n".join(
             (
@@ -128,13 +131,12 @@ def report(runs: Runs) -> str:
                 "## Each weight",
                 table(("Weight", "How"), [(f"`{name}`", how) for name, how in ABOUT.items()]),
                 "## Leave one trace out",
-                "For each trace, the weights that were best on average on all the others, if by more than "
-                f"{SURE:g} standard errors of the mean over cases; else the first of the grid, which is the physical "
-                "one. `traffic.md` judges it with these, and the defaults are the last row.",
+                "For each trace, the weights that were best on average on all the others: `traffic.md` judges it with "
+                f"these. The default is the first of the grid, unless another is better by {SURE:g} standard errors.",
                 table(
                     ("Judged on", "Weights chosen on the others"),
                     [(trace.name, f"`{chosen(runs, trace.name)}`") for trace in TRACES]
-                    + [("none left out: the default", f"`{best}`")],
+                    + [("none left out", f"`{chosen(runs, None)}`"), ("the default", f"`{default(runs)}`")],
                 ),
                 "## The grid",
                 "The geometric mean of TTFT p95, E2E p95 and E2E mean over all traces of each world, over that of the "

@@ -308,6 +308,7 @@ async def test_an_operator_drains_an_endpoint_until_it_can_be_stopped(stack: Sta
             return home_of(await turn(pool, session, 1)) != drained
 
         await pool.until(moved, "the session has moved")
+    assert await outcome(pool, "done") == len(staying)
     code, output = await draining
     assert (code, f"{drained} is drained and can be stopped" in output) == (0, True), output
     assert "sent no request" not in output, output
