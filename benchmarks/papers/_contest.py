@@ -27,26 +27,29 @@ from fairlead.tools.replay.worlds import named_world
 DATA = Path("benchmarks/data")
 KEPT = Path("benchmarks/results/papers/traffic/runs.jsonl")
 REFERENCES = ("fairlead", "unified", "llm_d")
-DRAWN_WORLDS = ("noisy", "drifting", "stale", "foreign", "worst")
 COLUMNS = ("ttft_p95_ms", "e2e_p95_ms", "e2e_mean_ms")
 HEADINGS = {"ttft_p95_ms": "TTFT p95", "e2e_p95_ms": "E2E p95", "e2e_mean_ms": "E2E mean"}
 
 
 class Trace(NamedTuple):
-    """`drawn` is what a seed draws; None: nothing, so that one seed is all there is."""
-
     name: str
     about: str
     file: str
-    to_s: float
-    drawn: str | None
+    window_s: float
+    drawn: str  # what a seed draws
     sampling: Sampling = Sampling()
+    recorded_s: float | None = None  # a seed draws where in it the window begins; None: it begins with the trace
+
+    def begin_s(self, seed: int) -> float:
+        if self.recorded_s is None:
+            return 0.0
+        return Random(f"{self.name} {seed}").uniform(0.0, self.recorded_s - self.window_s)
 
 
 TRACES = (
     Trace(
-        "mooncake", "Mooncake's conversations, open loop", "mooncake_conversation.jsonl.gz", 250.0,
-        "times inside a quantum of 3 s",
+        "mooncake", "Mooncake's conversations, open loop", "mooncake_conversation.jsonl.gz", 600.0,
+        "which ten minutes of the hour, and times inside a quantum of 3 s", recorded_s=3500.0,
     ),
     Trace(
         "agents", "agent sessions as recorded, closed loop", "claude_code.jsonl.gz", 400.0,
@@ -56,9 +59,12 @@ TRACES = (
         "hot-agents", "agent sessions drawn again and again, closed loop", "claude_code.jsonl.gz", 600.0,
         "which sessions, and their starts", Sampling(zipf=1.0, draws=12),
     ),
-    Trace("azure", "Azure's chats: nothing to reuse, open loop", "azure_llm_2023_conv.csv.gz", 150.0, None),
     Trace(
-        "short", "made up: answers of 30 tokens under 40 tenants' system prompts, open loop", "", 300.0, "all of it",
+        "azure", "Azure's chats: nothing to reuse, open loop", "azure_llm_2023_conv.csv.gz", 600.0,
+        "which ten minutes of the hour", recorded_s=3500.0,
+    ),
+    Trace(
+        "short", "made up: answers of 30 tokens under 40 tenants' system prompts, open loop", "", 900.0, "all of it",
     ),
 )  # fmt: skip
 
@@ -99,20 +105,11 @@ def trace_of(name: str) -> Trace:
     return next(trace for trace in TRACES if trace.name == name)
 
 
-def has_draws(case: Case) -> bool:
-    """Whether anything but ties depends on the seed."""
-    return trace_of(case.trace).drawn is not None or case.world in DRAWN_WORLDS
-
-
-def seeds_of(case: Case, seeds: Sequence[int]) -> Sequence[int]:
-    """One of them, where seeds draw nothing."""
-    return seeds if has_draws(case) else seeds[:1]
-
-
 def workload(name: str, seed: int) -> Workload:
     trace = trace_of(name)
     if trace.file:
-        return workload_of(Traffic(str(DATA / trace.file), trace.sampling, 0.0, trace.to_s), seed)
+        begin_s = trace.begin_s(seed)
+        return workload_of(Traffic(str(DATA / trace.file), trace.sampling, begin_s, begin_s + trace.window_s), seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.jsonl"
         path.write_bytes(b"\n".join(map(msgspec.json.encode, _short(seed))))
@@ -120,12 +117,12 @@ def workload(name: str, seed: int) -> Workload:
 
 
 def _short(seed: int) -> Iterator[dict[str, object]]:
-    """700 requests of 40 tenants with Zipf weights: a system prompt of 1 to 6 thousand tokens and a question."""
+    """2,100 requests of 40 tenants with Zipf weights: a system prompt of 1 to 6 thousand tokens and a question."""
     rng = Random(f"short answers {seed}")
     tenants = [rng.randrange(8, 48) for _ in range(40)]  # blocks of the system prompt
     weights = [1 / rank for rank in range(1, 41)]
     at_s = 0.0
-    for number in range(700):
+    for number in range(2100):
         at_s += rng.expovariate(4.0)
         (tenant,) = rng.choices(range(40), weights)
         own = rng.randrange(1, 17)
@@ -175,7 +172,7 @@ class Runs:
         """Run what is missing, one after the other."""
         policies = tuple(policies)
         for case in cases:
-            for seed in seeds_of(case, seeds):
+            for seed in seeds:
                 for policy in policies:
                     if self.get(case, policy, seed) is None:
                         self._make(case, policy, seed)
@@ -183,7 +180,7 @@ class Runs:
 
     def mean(self, case: Case, policy: str, column: str, seeds: Sequence[int]) -> float | None:
         """Over the seeds; None where a run is missing."""
-        found = [self.get(case, policy, seed) for seed in seeds_of(case, seeds)]
+        found = [self.get(case, policy, seed) for seed in seeds]
         if any(one is None for one in found):
             return None
         return fmean(float(getattr(one, column)) for one in found)

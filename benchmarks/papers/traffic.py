@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 import weights
-from _contest import COLUMNS, HEADINGS, KEPT, REFERENCES, TRACES, Case, Runs, Trace, has_draws, seeds_of
+from _contest import COLUMNS, HEADINGS, KEPT, REFERENCES, TRACES, Case, Runs, Trace
 
 from fairlead.tools.bench.markdown import table
 from fairlead.tools.estimates import ratio
@@ -158,8 +158,6 @@ def rows(runs: Runs, over: Sequence[Cell], seeds: Sequence[int]) -> Iterator[tup
 
 
 def _interval(runs: Runs, cell: Cell, mine: str, seeds: Sequence[int]) -> str:
-    if not has_draws(cell.case):
-        return ", no seed draws anything"
     if len(seeds) == 1:
         return ", one seed"
     pairs = [(runs.get(cell.case, mine, seed), runs.get(cell.case, cell.best, seed)) for seed in seeds]
@@ -205,15 +203,15 @@ def page(runs: Runs, policies: Sequence[str], seeds: Sequence[int]) -> str:
 
 def _size(runs: Runs, trace: Trace, cases: Sequence[Case], seeds: Sequence[int]) -> str:
     for case in cases:
-        found = runs.get(case, LEADING[0], seeds_of(case, seeds)[0])
+        found = runs.get(case, LEADING[0], seeds[0])
         if case.trace == trace.name and found is not None:
-            return f"{trace.name} ({trace.about}) {found.requests:,}, a seed draws {trace.drawn or 'nothing'}"
+            return f"{trace.name} ({trace.about}) {found.requests:,}, a seed draws {trace.drawn}"
     return ""
 
 
 _LIMITS = """\
-- Windows are short, some hundred requests a run: a p95 rests on some thirty of them. A column that says "one seed" or \
-"no seed draws anything" has no interval, and a few per cent either way mean nothing there.
+- Windows are short, some hundred requests a run: a p95 rests on some thirty of them. A few per cent either way \
+mean nothing where the interval is wider.
 - What is learned is put in force every 5 s of simulated time, not every second, because fitting is most of a run.
 - Engines are simulated. The worlds differ from the cost in ways that we thought of.
 - All rules read Fairlead's prefix index and its counts; gateways with tables of their own may do better or worse.
