@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fairlead.core.endpoint import Endpoint, Speed
 from fairlead.core.facts import RequestFacts, session_key
 from fairlead.core.load import Load
-from fairlead.core.migration import FIRST_PAUSE_S, MOST_COMMANDS, NOTHING_IS_HOT, Planner, Rules
+from fairlead.core.migration import FIRST_PAUSE_S, MOST_COMMANDS, NOTHING_IS_HOT, CopyOutcome, Planner, Rules
 from fairlead.core.moves import Move, Stay, has_room, must_wait_for_room, pending_tokens
 from fairlead.core.reported import EngineIdentity, EngineReport
 from fairlead.core.sessions import SessionTable
@@ -237,6 +237,36 @@ def test_sessions_of_a_draining_host_move_whatever_its_load_and_their_size(world
     carries(world.host, pending_prefill_tokens=0)
     assert world.move("s1").how == "copy"
     assert world.move("s2", tokens=10, cached={}).how == "recompute"
+
+
+@pytest.mark.parametrize("outcome", ["dropped", "failed"])
+def test_a_session_whose_copy_was_not_made_leaves_a_draining_host_at_its_next_request(
+    world: World, outcome: CopyOutcome
+) -> None:
+    world.planner.draining.add("a:1")
+    world.planner.ended(world.move("s", 0), 0, outcome)
+    assert world.move("s", 0.1).how == "recompute"
+    assert world.planner.done["recompute"] == 1
+
+
+def test_a_copy_that_fails_does_not_keep_others_at_a_draining_host(world: World) -> None:
+    world.planner.draining.add("a:1")
+    world.planner.ended(world.move("s1", 0), 0, "failed")
+    assert world.move("s2", FIRST_PAUSE_S - 0.1).how == "recompute"
+    assert world.move("s3", FIRST_PAUSE_S).how == "copy"
+
+
+def test_a_prompt_that_cannot_be_copied_does_not_cost_others_at_a_draining_host_their_copies(world: World) -> None:
+    world.planner.draining.add("a:1")
+    world.planner.ended(world.move("s1", 0), 0, "dropped")
+    assert world.move("s2", 0.1).how == "copy"
+
+
+def test_sessions_that_could_not_be_copied_are_remembered_in_bounded_memory(world: World) -> None:
+    world.planner.draining.add("a:1")
+    for number in range(11_000):
+        world.planner.ended(world.move(f"s{number}", 0), 0, "dropped")
+    assert len(world.planner._not_copied) == 10_000
 
 
 def test_no_new_session_goes_to_a_draining_endpoint_unless_all_are(world: World) -> None:

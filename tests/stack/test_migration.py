@@ -46,11 +46,11 @@ async def started(stack: Start, *, rules: Mapping[str, float] = RULES, **section
     return pool
 
 
-async def turn(pool: Stack, session: str, number: int, context: str = CONTEXT) -> Answer:
+async def turn(pool: Stack, session: str, number: int, context: str = CONTEXT, **body: Any) -> Answer:
     messages: list[dict[str, str]] = [{"role": "system", "content": f"{session} {context}"}]
     for n in range(number + 1):
         messages += [{"role": "user", "content": f"Question {n}?"}, {"role": "assistant", "content": f"Answer {n}."}]
-    answer = await pool.chat(model="m", messages=messages[:-1], headers={"x-session-id": session})
+    answer = await pool.chat(model="m", messages=messages[:-1], headers={"x-session-id": session}, **body)
     assert answer.status == 200, answer.body
     return answer
 
@@ -315,6 +315,37 @@ async def test_an_operator_drains_an_endpoint_until_it_can_be_stopped(stack: Sta
     await pool.engines[number_of(pool, drained)].stop()
     after = await turn(pool, "s", 2)
     assert (home_of(after) != drained, cached_share(after) > 0.95) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "fault", "why"),
+    [
+        ({"reasoning_effort": "low"}, None, {"outcome": "dropped"}),
+        ({}, {"kind": "reset", "only": "export"}, {"outcome": "failed"}),
+    ],
+    ids=["not-by-tokens", "copy-fails"],
+)
+async def test_a_session_that_cannot_be_copied_leaves_a_draining_endpoint_all_the_same(
+    stack: Start, body: dict[str, str], fault: dict[str, str] | None, why: dict[str, str]
+) -> None:
+    pool = await started(stack)
+    home = home_of(await turn(pool, "s", 0, **body))
+    if fault is not None:
+        await pool.fault(number_of(pool, home), **fault)
+    draining = asyncio.create_task(migrate(pool, "--drain", home, "--wait-s", "200"))
+
+    async def tried() -> bool:
+        await turn(pool, "s", 1, **body)
+        return await pool.metric("fairlead_session_migrations_total", way="copy", **why) == 1
+
+    async def moved() -> bool:
+        return home_of(await turn(pool, "s", 2, **body)) != home
+
+    await pool.until(tried, "a copy was tried")
+    await pool.until(moved, "the session has moved")
+    code, output = await draining
+    assert (code, "sent no request" in output) == (0, False), output
+    assert await pool.metric("fairlead_session_migrations_total", way="recompute", outcome="done") == 1
 
 
 async def test_a_drain_says_how_many_sessions_sent_nothing_while_it_waited(stack: Start) -> None:

@@ -38,6 +38,7 @@ FIRST_PAUSE_S: Final = 5.0  # without copies at an endpoint where one failed; do
 LONGEST_PAUSE_S: Final = 300.0
 
 MOST_COMMANDS: Final = 1000
+_MOST_NOT_COPIED: Final = 10_000
 MOST_TIMES: Final = 16  # moves of one session that are counted apart; more count as this many
 
 CopyOutcome = Literal["done", "failed", "dropped"]
@@ -85,6 +86,7 @@ class Planner:
         self._hot: set[str] = set()
         self._copies: Counter[str] = Counter()  # copies under way, by source and by target
         self._copied: set[bytes] = set()  # sessions that are being copied
+        self._not_copied: dict[bytes, None] = {}  # sessions of draining endpoints whose copy was not made, oldest first
         self._failures: dict[str, tuple[int, float]] = {}  # by address: how many in a row, and until when it pauses
 
     def consider(
@@ -131,6 +133,10 @@ class Planner:
         """
         if outcome == "done":
             self._made(move, chain)
+        elif move.source in self.draining:
+            if len(self._not_copied) >= _MOST_NOT_COPIED:
+                self._not_copied.pop(next(iter(self._not_copied)))
+            self._not_copied[move.session] = None
         self._copied.discard(move.session)
         for address in (move.source, move.target):
             self._copies[address] -= 1
@@ -147,6 +153,7 @@ class Planner:
         if self.on_move is not None:
             self.on_move(move.session, move.source, move.target, chain)
         moved = self._sessions.moved(move.session, move.source, move.target)
+        self._not_copied.pop(move.session, None)
         self.done[move.how] += 1
         self.back += moved.back
         self.times[min(moved.times, MOST_TIMES)] += 1
@@ -241,6 +248,8 @@ class Planner:
         held = min(cached_tokens.get(source.address, 0), request.tokens)
         known = min(cached_tokens.get(target.address, 0), request.tokens)
         how = self._way(source, target, held - known)
+        if how == "copy" and (session in self._not_copied or self._is_paused(source.address, target.address, now_s)):
+            how = "recompute"  # an operator waits until nothing is left there
         return self._move(session, source, target, how, held, known, now_s)
 
     def _least_loaded(self, endpoints: Sequence[Endpoint], source: Endpoint, tokens: int) -> Endpoint | None:
@@ -277,7 +286,11 @@ class Planner:
         most = self.rules.most_copies_per_endpoint
         if len(self._copied) >= self.rules.most_copies or max(self._copies[source], self._copies[target]) >= most:
             return False
-        return all(now_s >= self._failures[a][1] for a in (source, target) if a in self._failures)
+        return not self._is_paused(source, target, now_s)
+
+    def _is_paused(self, source: str, target: str, now_s: float) -> bool:
+        """Whether a copy failed at one of them a short while ago."""
+        return any(now_s < self._failures[a][1] for a in (source, target) if a in self._failures)
 
 
 def _waiting_tokens(source: Endpoint, tokens: int) -> int:
