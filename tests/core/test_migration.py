@@ -249,6 +249,12 @@ def test_a_session_whose_copy_was_not_made_leaves_a_draining_host_at_its_next_re
     assert world.planner.done["recompute"] == 1
 
 
+def test_a_session_whose_request_was_withdrawn_is_copied_off_a_draining_host_at_its_next(world: World) -> None:
+    world.planner.draining.add("a:1")
+    world.planner.ended(world.move("s", 0), 0, "withdrawn")
+    assert world.move("s", 0.1).how == "copy"
+
+
 def test_a_copy_that_fails_does_not_keep_others_at_a_draining_host(world: World) -> None:
     world.planner.draining.add("a:1")
     world.planner.ended(world.move("s1", 0), 0, "failed")

@@ -402,7 +402,7 @@ class InFlight:
     def _drop_copy(self, now_s: float) -> None:
         move = self.claim_copy()
         if move is not None:
-            self._placement.planner.ended(move, now_s, "dropped")
+            self._placement.planner.ended(move, now_s, "withdrawn")
 
     def _outcome(self, now_s: float, seen: Observation | None) -> Outcome:
         before_ms = (self.sent_s - self.decision.decided_s) * 1e3 if self.from_elsewhere else 0.0

@@ -41,7 +41,7 @@ MOST_COMMANDS: Final = 1000
 _MOST_NOT_COPIED: Final = 10_000
 MOST_TIMES: Final = 16  # moves of one session that are counted apart; more count as this many
 
-CopyOutcome = Literal["done", "failed", "dropped"]
+CopyOutcome = Literal["done", "failed", "dropped", "withdrawn"]
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -126,14 +126,14 @@ class Planner:
         return found
 
     def ended(self, move: Move, now_s: float, outcome: CopyOutcome, chain: Sequence[int] = ()) -> None:
-        """A copy ended: the session moved with the context of this prefix chain, or the copy failed, or it was no
-        longer wanted.
+        """A copy ended: the session moved with the context of this prefix chain, or the copy failed, was no longer
+        wanted or not possible, or never began, because its request was withdrawn.
 
         After a failure both ends are left alone for a while, longer each time.
         """
         if outcome == "done":
             self._made(move, chain)
-        elif move.source in self.draining:
+        elif outcome != "withdrawn" and move.source in self.draining:
             if len(self._not_copied) >= _MOST_NOT_COPIED:
                 self._not_copied.pop(next(iter(self._not_copied)))
             self._not_copied[move.session] = None
