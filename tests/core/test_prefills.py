@@ -173,5 +173,13 @@ def test_the_share_of_time_that_prompts_take_is_that_of_those_sent_lately(
     assert endpoint.prefills.busy_share((count + 1) * every_s + 10 * BUSY_OVER_S) < 1e-3
 
 
+def test_an_engine_is_busy_with_its_first_prompt_for_as_long_as_nothing_else_is_known_of_it() -> None:
+    endpoint = make_endpoint("a:1", "m")
+    expecting(endpoint, 1, 400.0, now_s=7.0)
+    assert endpoint.prefills.busy_share(7.0) == 0
+    assert endpoint.prefills.busy_share(7.1) > 1
+    assert endpoint.prefills.busy_share(11.0) == pytest.approx(0.1, rel=0.1)
+
+
 def test_an_engine_that_was_sent_nothing_computes_nothing() -> None:
     assert make_endpoint("a:1", "m").prefills.busy_share(5.0) == 0

@@ -16,7 +16,6 @@ import msgspec
 from fairlead.core.ledger import Ticket
 
 BUSY_OVER_S: Final = 30.0  # some dozen prompts of an engine that is worth splitting
-_LEAST_SEEN_S: Final = 1.0
 TRUST_S: Final = 1.0  # an older report no longer keeps a prefill from being due
 
 
@@ -51,11 +50,12 @@ class PrefillEstimate:
         self._last_s = now_s
 
     def busy_share(self, now_s: float) -> float:
-        """Of the engine's time, what the prompts sent to it lately take; above 1 where they pile up, 0 at first."""
+        """Of the engine's time since the first of them, what the prompts sent to it lately take; above 1 where they
+        pile up, as one alone does at first. So engines of an empty pool differ from the first prompt on, and those
+        that compute for others are left to it: a pool that waits to know them better decodes everywhere, for seconds.
+        """
         seen_s = BUSY_OVER_S * (1 - exp((self._began_s - now_s) / BUSY_OVER_S))
-        if seen_s < _LEAST_SEEN_S:
-            return 0.0
-        return self._busy_s * exp((self._last_s - now_s) / BUSY_OVER_S) / seen_s
+        return self._busy_s * exp((self._last_s - now_s) / BUSY_OVER_S) / seen_s if seen_s > 0 else 0.0
 
     def under_way_tokens(self) -> int:
         """Of the first prompt whose prefill is not done, as far as is known: some of them may be computed by now."""
