@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from fairlead.core.in_flight import InFlight
+from fairlead.core.ledger import Ticket
 from fairlead.core.load import Load
 from fairlead.core.policy import Refusal
 from fairlead.core.reported import EngineIdentity
-from tests.core.world import World, request
+from tests.core.world import World, carries, request
 
 PREFILL, DECODE, PLAIN = "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"
 HALF = EngineIdentity("0.5.23", serves_alone=False)
@@ -77,6 +78,48 @@ def test_what_cannot_be_split_goes_to_a_server_that_does_both_halves() -> None:
     in_flight = ask(world, may_split=False)
     assert isinstance(in_flight, InFlight)
     assert in_flight.decision.addresses == (PLAIN,)
+
+
+def with_a_busy_server() -> World:
+    """The server that does both halves ranks first, as the pair decodes something, and has computed prompts lately."""
+    world = pool()
+    plain = world.endpoint(PLAIN, engine="sglang")
+    carries(world.router.pool.by_address[DECODE], inflight_requests=3, decoding_requests=3)
+    plain.prefills.expect(Ticket(plain, 1000, 1000), 2000.0, -3.0)
+    plain.prefills.settle(0.0)
+    return world
+
+
+def test_a_pair_that_is_cheaper_than_the_server_that_ranks_first_fails_over_to_that() -> None:
+    world = with_a_busy_server()
+    in_flight = ask(world, tokens=2000, may_split=True)
+    assert isinstance(in_flight, InFlight)
+    choice = in_flight.decision.prefill
+    assert choice is not None
+    assert (choice.must_split, choice.is_split, choice.else_alone) == (False, True, True)
+    assert in_flight.decision.addresses == (DECODE, PLAIN)
+
+
+def test_a_request_that_a_server_answers_alone_is_never_tried_at_one_that_cannot() -> None:
+    world = pool()
+    world.endpoint(PLAIN, engine="sglang")
+    carries(world.router.pool.by_address[DECODE], inflight_requests=30, decoding_requests=30)
+    for tokens in (20, 2000):
+        in_flight = ask(world, tokens=tokens)
+        assert isinstance(in_flight, InFlight)
+        assert (in_flight.hop, in_flight.decision.addresses) == (None, (PLAIN,))
+
+
+def test_a_server_that_answers_for_a_pair_leaves_nothing_at_the_one_that_was_to_compute_the_prompt() -> None:
+    world = with_a_busy_server()
+    in_flight = ask(world, tokens=2000)
+    assert isinstance(in_flight, InFlight)
+    in_flight.prefilled_elsewhere(1.0, ended=False)
+    in_flight.sent(in_flight.request, 1.0)
+    in_flight.served(PLAIN, 200, 2.0, in_one_piece=True)
+    assert world.router.pool.by_address[PREFILL].own == Load()
+    assert not in_flight.from_elsewhere
+    in_flight.ended(3.0)
 
 
 def test_a_server_that_reports_to_do_one_half_is_left_out_where_it_is_not_configured_as_such() -> None:

@@ -82,7 +82,8 @@ class Halves(Placement, Advice):
         if not choice.is_split:
             return choice, _led_by(single.decoder, ranking)
         decoders = _led_by(split.decoder, decoders)
-        able_alone = [e for e in options.endpoints if must and e.model == first.model and e.spec.answers_alone]
+        paired = not self.pool.by_address[split.decoder].spec.answers_alone
+        able_alone = [e for e in options.endpoints if paired and e.model == first.model and e.spec.answers_alone]
         if able_alone:
             others, _ = self.rank(Options(request, options.table, able_alone, cached_tokens, options.target, NO_NEEDS))
             decoders = Ranking([decoders.order[0], *others.order], decoders.why)

@@ -202,7 +202,7 @@ class InFlight:
         endpoint = placement.pool.by_address.get(address)
         if endpoint is None:
             return
-        if endpoint.spec.answers_alone and decision.prefill is not None and decision.prefill.must_split:
+        if endpoint.spec.answers_alone and decision.prefill is not None and decision.prefill.else_alone:
             self.from_elsewhere = False
             self._drop_hop(now_s)
         self._ticket.move(endpoint)

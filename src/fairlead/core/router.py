@@ -209,14 +209,21 @@ class Router(Halves):
         return _Way(ranking, best, first.cached_tokens, migration)
 
     def _in_order_of_trial(self, ranking: Ranking) -> tuple[str, ...]:
-        """The address chosen, and its fallbacks: of its model, as the body names it."""
-        first = ranking.order[0].candidate
+        """The address chosen, and its fallbacks: of its model, as the body names it.
+
+        What goes to an endpoint that answers alone says nothing to one that does not.
+        """
+        first, by_address = ranking.order[0].candidate, self.pool.by_address
+        must_answer_alone = self.pool.has_halves and by_address[first.address].spec.answers_alone
         addresses = [first.address]
         for ranked in ranking.order[1:]:
             if len(addresses) > self.fallbacks:
                 break
-            if ranked.candidate.model == first.model:
-                addresses.append(ranked.candidate.address)
+            candidate = ranked.candidate
+            if candidate.model != first.model:
+                continue
+            if not must_answer_alone or by_address[candidate.address].spec.answers_alone:
+                addresses.append(candidate.address)
         return tuple(addresses)
 
     def _redirected(
