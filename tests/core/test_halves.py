@@ -72,12 +72,18 @@ def test_one_with_another_connector_is_of_no_use(connector: str) -> None:
 
 def test_what_cannot_be_split_goes_to_a_server_that_does_both_halves() -> None:
     world = pool()
-    assert is_refused(ask(world, may_split=False))
+    assert ask(world, may_split=False) == Refusal("one_server")
     world = pool()
     world.endpoint(PLAIN, engine="sglang")
     in_flight = ask(world, may_split=False)
     assert isinstance(in_flight, InFlight)
     assert in_flight.decision.addresses == (PLAIN,)
+
+
+def test_what_cannot_be_split_may_be_tried_again_where_the_server_that_does_both_halves_is_away() -> None:
+    world = pool()
+    world.endpoint(PLAIN, engine="sglang").health.withhold("draining")
+    assert is_refused(ask(world, may_split=False))
 
 
 def with_a_busy_server() -> World:

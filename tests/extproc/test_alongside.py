@@ -265,11 +265,27 @@ async def test_a_client_that_leaves_leaves_both() -> None:
         assert not any(endpoint.health.doubtful for endpoint in services.router.pool.endpoints)
 
 
-async def test_what_one_server_must_do_alone_is_refused() -> None:
+FOR_ONE_SERVER: list[dict[str, Any]] = [{"n": 2}, {"echo": True}, {"prompt_logprobs": 0}]
+
+
+@pytest.mark.parametrize("more", FOR_ONE_SERVER)
+async def test_what_one_server_must_do_alone_is_refused(more: dict[str, Any]) -> None:
     async with world() as (services, prefill, _):
-        conversation, reply = await ask(services, n=2)
+        conversation = Conversation(services)
+        *_, reply = conversation.say(request_headers(), request_body(chat(**more)))
         assert reply.immediate_response.status.code == 400
         assert b"leave out n, " in reply.immediate_response.body
         conversation.stream.close()
         assert at_rest(services)
+        assert prefill.asked == []
+
+
+@pytest.mark.parametrize("more", FOR_ONE_SERVER)
+async def test_what_one_server_must_do_alone_goes_to_the_one_that_can_however_busy_it_is(more: dict[str, Any]) -> None:
+    alone = make_endpoint("10.0.0.9:1", "small", engine="sglang", inflight_requests=50, pending_prefill_tokens=50_000)
+    async with world(alone) as (services, prefill, _):
+        conversation = Conversation(services)
+        *_, reply = conversation.say(request_headers(), request_body(chat(**more)))
+        assert destination(reply) == ",".join(3 * [alone.address])
+        conversation.stream.close()
         assert prefill.asked == []

@@ -60,6 +60,16 @@ def no_endpoint() -> HttpAnswer:
     return msgspec.structs.replace(answer, dropped=b"rejected-no-endpoints")
 
 
+def one_server() -> HttpAnswer:
+    """Its model has only servers that do one half, and this request is for one that does both."""
+    message = (
+        "This model's servers compute prompts and answers apart, which they can for a chat completion or a completion "
+        "of up to 2 MiB, of one prompt without images: leave out n, best_of, echo, prompt_logprobs, use_beam_search, "
+        "truncate_prompt_tokens and prompt_embeds"
+    )
+    return malformed(message, None)
+
+
 def saturated(retry_after_s: int, dropped: bytes = b"rejected-saturated") -> HttpAnswer:
     """It could not begin in time, or may not wait."""
     message = f"The engines are busy and the queue for them is full; try again in {retry_after_s} s"

@@ -148,7 +148,9 @@ class Router(Halves):
         if self.pool.has_halves:
             endpoints = self.answering(request, endpoints, subset)
             if not endpoints:
-                return Refusal("no_endpoint")
+                others_could = request.may_split or request.unread
+                waits = others_could or any(e.spec.answers_alone for e in self.pool.serving(request.model))
+                return Refusal("no_endpoint" if waits else "one_server")
         known = self._known(request, others, now_s)
         needs = adapter_needs(request.adapter, endpoints) if request.adapter else NO_NEEDS
         if request.slo is not None and not request.unread:

@@ -14,7 +14,7 @@ from fairlead.api import refusals
 from fairlead.api.body_limits import INLINE
 from fairlead.api.edits import edits
 from fairlead.api.json_body import split_models
-from fairlead.api.one_token import SPLIT_PATHS
+from fairlead.api.one_token import SPLIT_PATHS, spans_to_split
 from fairlead.api.paths import BINDING_PATHS, MODEL_OPTIONAL_PATHS
 from fairlead.api.prompt import TOO_MANY, Malformed, Prompt, parse
 from fairlead.api.refusals import HttpAnswer
@@ -144,7 +144,8 @@ def place(services: Services, prepared: Prepared, waited_s: float = 0.0) -> Pick
             return Refused(refusals.unknown_model(asked.prompt.model or asked.name))
         if admitted.reason == "slo_unmet":
             return Refused(refusals.too_late(retry_after_s(admitted.late_ms)), asked.route)
-        return Refused(refusals.no_endpoint(), asked.route)
+        one_server = admitted.reason == "one_server"
+        return Refused(refusals.one_server() if one_server else refusals.no_endpoint(), asked.route)
     try:
         return _sent(services, prepared, admitted, started_s)
     except BaseException:
@@ -212,16 +213,22 @@ def _facts(services: Services, request: HttpRequest, read: Read, asked: Asked) -
         services.tasks.task_of(headers.get(names.TASK), asked.route, has_tools=asked.prompt.has_tools),
     )
     facts = services.router.pool.called(facts, asked.name)
-    if services.router.pool.prefilling and _may_split(request, facts):
+    if services.router.pool.prefilling and _may_split(services, request, facts):
         facts = msgspec.structs.replace(facts, may_split=True)
     slo = services.waiting.slo(headers, asked.name)
     return facts if slo is None else msgspec.structs.replace(facts, slo=slo)
 
 
-def _may_split(request: HttpRequest, facts: RequestFacts) -> bool:
-    """Whether one engine could compute its prompt and another decode it, as far as is seen without reading all keys."""
-    short = len(request.body) <= _MOST_SPLIT_BYTES  # it is sent twice, in one piece
-    return short and request.path in SPLIT_PATHS and not (facts.media or facts.adapter)
+def _may_split(services: Services, request: HttpRequest, facts: RequestFacts) -> bool:
+    """Whether one engine could compute its prompt and another decode it.
+
+    Its keys are read only where it matters to who is chosen: an endpoint that computes prompts too does so in the end.
+    """
+    if len(request.body) > _MOST_SPLIT_BYTES:  # it is sent twice, in one piece
+        return False
+    if request.path not in SPLIT_PATHS or facts.media or facts.adapter:
+        return False
+    return not services.router.pool.has_halves or spans_to_split(whole(request.body)) is not None
 
 
 def _admitted(services: Services, prepared: Prepared, now_s: float) -> Admitted | Refusal:

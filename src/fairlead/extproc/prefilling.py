@@ -31,11 +31,6 @@ MOST_PREFILL_S: Final = 60.0  # for which a request is held at most; with twice 
 _LEAST_PREFILL_S: Final = 5.0
 _LATE: Final = 3.0  # times what was expected
 LEAST_SILENCE_S: Final = 30.0  # of one of SGLang's servers, whose prompts wait for room at the other, before it counts
-_FOR_ONE_SERVER: Final = refusals.malformed(
-    "This model's servers compute prompts and answers apart, which they cannot for this request: leave out n, best_of, "
-    "echo, prompt_logprobs, use_beam_search, truncate_prompt_tokens and prompt_embeds, and send one prompt",
-    None,
-)
 _PASSED_ON: Final = tuple(name.encode() for name in PASSED_ON)
 
 
@@ -81,7 +76,7 @@ def _with_both(exchange: Exchange, picked: Pick, hop: Hop, body: Body, *, end_of
         asked = services.prefills.meeting(hop.address, exchange.path, sent, _headers(exchange), within_s)
     except NotPrefilledError:
         exchange.withdraw()
-        return exchange.refuse(_FOR_ONE_SERVER, picked.route)
+        return exchange.refuse(refusals.one_server(), picked.route)
 
     now_s = services.clock_s()
     in_flight.prefilled_elsewhere(now_s, ended=False)
