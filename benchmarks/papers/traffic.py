@@ -109,10 +109,14 @@ def cells(runs: Runs, policies: Sequence[str], seeds: Sequence[int]) -> Iterator
 
 
 def summary(over: Sequence[Cell]) -> list[tuple[str, ...]]:
-    groups = {
-        "plain, all loads": [cell for cell in over if cell.case.world == "plain"],
-        "other worlds": [cell for cell in over if cell.case.world != "plain"],
-    } | {f"only {world}": [cell for cell in over if cell.case.world == world] for world in CHANGES if world != "plain"}
+    plain = [cell for cell in over if cell.case.world == "plain"]
+    other = [cell for cell in over if cell.case.world != "plain"]
+    groups = {"plain, all loads": plain, "other worlds": other}
+    for column, heading in HEADINGS.items():
+        groups[f"plain: {heading}"] = [cell for cell in plain if cell.column == column]
+        groups[f"other worlds: {heading}"] = [cell for cell in other if cell.column == column]
+    for world in CHANGES:
+        groups[f"only {world}"] = [cell for cell in other if cell.case.world == world]
     found: list[tuple[str, ...]] = []
     for name, group in groups.items():
         if group:
@@ -210,8 +214,8 @@ def _size(runs: Runs, trace: Trace, cases: Sequence[Case], seeds: Sequence[int])
 
 
 _LIMITS = """\
-- Windows are short, some hundred requests a run: a p95 rests on some thirty of them. A few per cent either way \
-mean nothing where the interval is wider.
+- Runs are short, 500 to 3,000 requests: of agents, a p95 rests on some thirty of them. A few per cent either way mean \
+nothing where the interval is wider, and the best of twelve is ahead by chance alone: see [chance.md](chance.md).
 - What is learned is put in force every 5 s of simulated time, not every second, because fitting is most of a run.
 - Engines are simulated. The worlds differ from the cost in ways that we thought of.
 - All rules read Fairlead's prefix index and its counts; gateways with tables of their own may do better or worse.
