@@ -262,6 +262,13 @@ def test_a_copy_that_fails_does_not_keep_others_at_a_draining_host(world: World)
     assert world.move("s3", FIRST_PAUSE_S).how == "copy"
 
 
+def test_an_ordered_session_waits_until_copies_are_made_again(world: World) -> None:
+    world.planner.ended(world.move("s1", 0), 0, "failed")
+    world.planner.command(session_key(b"s2"), "c:1")
+    assert world.turn("s2", FIRST_PAUSE_S - 0.1) == Stay("busy")
+    assert world.move("s2", FIRST_PAUSE_S).how == "copy"
+
+
 def test_a_prompt_that_cannot_be_copied_does_not_cost_others_at_a_draining_host_their_copies(world: World) -> None:
     world.planner.draining.add("a:1")
     world.planner.ended(world.move("s1", 0), 0, "dropped")

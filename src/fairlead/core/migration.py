@@ -248,8 +248,9 @@ class Planner:
         held = min(cached_tokens.get(source.address, 0), request.tokens)
         known = min(cached_tokens.get(target.address, 0), request.tokens)
         how = self._way(source, target, held - known)
-        if how == "copy" and (session in self._not_copied or self._is_paused(source.address, target.address, now_s)):
-            how = "recompute"  # an operator waits until nothing is left there
+        if how == "copy" and source.address in self.draining:  # an operator waits until nothing is left there
+            paused = self._is_paused(source.address, target.address, now_s)
+            how = "recompute" if paused or session in self._not_copied else how
         return self._move(session, source, target, how, held, known, now_s)
 
     def _least_loaded(self, endpoints: Sequence[Endpoint], source: Endpoint, tokens: int) -> Endpoint | None:
