@@ -14,7 +14,7 @@ from fairlead.core.endpoint import Endpoint, Speed
 from fairlead.core.facts import RequestFacts, session_key
 from fairlead.core.load import Load
 from fairlead.core.migration import FIRST_PAUSE_S, MOST_COMMANDS, NOTHING_IS_HOT, CopyOutcome, Planner, Rules
-from fairlead.core.moves import Move, Stay, has_room, must_wait_for_room, pending_tokens
+from fairlead.core.moves import How, Move, Stay, has_room, must_wait_for_room, pending_tokens
 from fairlead.core.reported import EngineIdentity, EngineReport
 from fairlead.core.sessions import SessionTable
 from tests.core.world import carries, make_endpoint
@@ -239,20 +239,22 @@ def test_sessions_of_a_draining_host_move_whatever_its_load_and_their_size(world
     assert world.move("s2", tokens=10, cached={}).how == "recompute"
 
 
-@pytest.mark.parametrize("outcome", ["dropped", "failed"])
-def test_a_session_whose_copy_was_not_made_leaves_a_draining_host_at_its_next_request(
-    world: World, outcome: CopyOutcome
+@pytest.mark.parametrize(
+    ("outcome", "next_session", "how"),
+    [
+        ("dropped", "s", "recompute"),
+        ("failed", "s", "recompute"),
+        ("withdrawn", "s", "copy"),  # it never began
+        ("dropped", "another", "copy"),
+    ],
+)
+def test_a_session_whose_own_copy_was_not_made_leaves_a_draining_host_at_its_next_request(
+    world: World, outcome: CopyOutcome, next_session: str, how: How
 ) -> None:
     world.planner.draining.add("a:1")
     world.planner.ended(world.move("s", 0), 0, outcome)
-    assert world.move("s", 0.1).how == "recompute"
-    assert world.planner.done["recompute"] == 1
-
-
-def test_a_session_whose_request_was_withdrawn_is_copied_off_a_draining_host_at_its_next(world: World) -> None:
-    world.planner.draining.add("a:1")
-    world.planner.ended(world.move("s", 0), 0, "withdrawn")
-    assert world.move("s", 0.1).how == "copy"
+    assert world.move(next_session, 0.1).how == how
+    assert world.planner.done["recompute"] == (how == "recompute")
 
 
 def test_a_copy_that_fails_does_not_keep_others_at_a_draining_host(world: World) -> None:
@@ -267,12 +269,6 @@ def test_an_ordered_session_waits_until_copies_are_made_again(world: World) -> N
     world.planner.command(session_key(b"s2"), "c:1")
     assert world.turn("s2", FIRST_PAUSE_S - 0.1) == Stay("busy")
     assert world.move("s2", FIRST_PAUSE_S).how == "copy"
-
-
-def test_a_prompt_that_cannot_be_copied_does_not_cost_others_at_a_draining_host_their_copies(world: World) -> None:
-    world.planner.draining.add("a:1")
-    world.planner.ended(world.move("s1", 0), 0, "dropped")
-    assert world.move("s2", 0.1).how == "copy"
 
 
 def test_sessions_that_could_not_be_copied_are_remembered_in_bounded_memory(world: World) -> None:

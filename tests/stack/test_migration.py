@@ -308,9 +308,7 @@ async def test_an_operator_drains_an_endpoint_until_it_can_be_stopped(stack: Sta
             return home_of(await turn(pool, session, 1)) != drained
 
         await pool.until(moved, "the session has moved")
-    without_kv = await pool.metric("fairlead_session_migrations_total", way="recompute", outcome="done")
-    assert await outcome(pool, "done") + without_kv == len(staying)
-    assert not without_kv or await outcome(pool, "failed")  # none, but where a busy machine made a copy late
+    assert await outcome(pool, "done") == len(staying)
     code, output = await draining
     assert (code, f"{drained} is drained and can be stopped" in output) == (0, True), output
     assert "sent no request" not in output, output
