@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from random import Random
 
 import msgspec
@@ -14,7 +15,7 @@ from fairlead.core.learned_times import LEAST_SAMPLES
 from fairlead.core.learning import Learner
 from fairlead.core.observation import Observation
 from fairlead.core.pool import Pool
-from tests.core.test_learning import learn, seen
+from tests.core.test_learning import learn, one_after_another, seen
 from tests.core.world import make_endpoint
 
 SLOWER = Ratios(prefill=3.0, decode=0.5)  # `b`, as configured: it computes prompts slowly and decodes fast
@@ -65,10 +66,10 @@ def test_few_answers_of_both_teach_one_line() -> None:
 def test_answers_deny_a_difference_that_is_not_there() -> None:
     """And then the engines of that kind teach the model what they take, not what was configured."""
     pool, rng, learner = two_kinds(), Random(3), Learner()
+    answers = one_after_another([answer(address, rng) for _ in range(60) for address in ("a:1", "b:1", "c:1")])
     for _ in range(12):
-        for _ in range(5):
-            for address in ("a:1", "b:1", "c:1"):
-                learner.observe(answer(address, rng), pool)
+        for each in islice(answers, 15):
+            learner.observe(each, pool)
         learner.settle(pool)
     assert [speed(pool, address) for address in ("a:1", "b:1", "c:1")] == [about(0.2, 10.0)] * 3
 
@@ -76,11 +77,12 @@ def test_answers_deny_a_difference_that_is_not_there() -> None:
 def test_a_difference_that_is_not_configured_is_learned_and_the_model_stays_in_between() -> None:
     """An engine that joins is taken to be one of the others, on average."""
     pool, rng = Pool([make_endpoint("a:1"), make_endpoint("b:1"), make_endpoint("new:1")], {}), Random(4)
-    learner = Learner()
+    learner, slow = Learner(), Ratios(3.0, 3.0)
+    both = [each for _ in range(160) for each in (answer("a:1", rng), answer("b:1", rng, slow))]
+    answers = one_after_another(both)
     for _ in range(40):
-        for _ in range(4):
-            learner.observe(answer("a:1", rng), pool)
-            learner.observe(answer("b:1", rng, Ratios(3.0, 3.0)), pool)
+        for each in islice(answers, 8):
+            learner.observe(each, pool)
         learner.settle(pool)
     assert (speed(pool, "a:1"), speed(pool, "b:1")) == (about(0.2, 10.0), about(0.6, 30.0))
     prefill_ms, decode_ms = speed(pool, "new:1")

@@ -34,7 +34,7 @@ def test_every_constant_is_as_it_was() -> None:
 
 def test_the_age_of_what_was_learned_counts_the_time_in_between() -> None:
     learner, pool = Learner(), new_pool()
-    learned = learn(new_pool(), *[seen(ended_s=90.0)] * 10)
+    learned = learn(new_pool(), *[seen(ended_s=90.0, decode_ms=None)] * 10)
     restore(through_a_file(learned, now_s=100.0, unix_s=5000.0), learner, pool, now_s=7.0, unix_s=5060.0)
     since_s = learner.models["m"].since_s
     assert since_s == pytest.approx(7.0 - 70.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from random import Random
 
+import msgspec
 import pytest
 
 from fairlead.core.adapter_slots import USUAL_LOAD_MS, AdapterNeed
@@ -34,9 +36,18 @@ def pool() -> Pool:
     return Pool([make_endpoint("a:1", "m"), make_endpoint("b:1", "m"), make_endpoint("c:1", "other")], {})
 
 
+def one_after_another(observations: Iterable[Observation]) -> Iterator[Observation]:
+    """Those that name no time end at their engine one after another."""
+    ended_s: dict[str, float] = {}
+    for each in observations:
+        took_ms = each.total_ms or (each.first_token_ms or 0.0) + (each.decode_ms or 0.0)
+        ended_s[each.address] = each.ended_s or ended_s.get(each.address, 0.0) + took_ms / 1e3
+        yield msgspec.structs.replace(each, ended_s=ended_s[each.address])
+
+
 def learn(pool: Pool, *observations: Observation) -> Learner:
     learner = Learner()
-    for observation in observations:
+    for observation in one_after_another(observations):
         learner.observe(observation, pool)
     learner.settle(pool)
     return learner
@@ -108,7 +119,8 @@ def test_a_new_configured_value_counts_until_there_are_enough(pool: Pool) -> Non
 
 
 def test_outliers_do_not_move_what_is_learned(pool: Pool) -> None:
-    learn(pool, *[seen()] * 20, *[seen(first_token_ms=1e6, decode_ms=1e9)] * 9)
+    usual = [seen(ended_s=2.0 * n) for n in range(1, 21)]
+    learn(pool, *usual, *[seen(first_token_ms=1e6, decode_ms=1e9, ended_s=40.0 + n) for n in range(9)])
     assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2)
 
 
@@ -376,11 +388,45 @@ def at_speed(address: str, factor: float, ended_s: float, **more: object) -> Obs
     return seen(**(usual | {"ended_s": ended_s} | more))
 
 
-def test_where_engines_keep_their_speeds_a_difference_of_an_hour_ago_counts(pool: Pool) -> None:
-    both = [at_speed(name, factor, at_s) for at_s in range(0, 600, 10) for name, factor in (("a:1", 1.0), ("b:1", 2.0))]
-    learn(pool, *both, *[at_speed("a:1", 1.0, at_s) for at_s in range(600, 4200, 10)])
+def times_as_slow(pool: Pool) -> float:
+    """`b` than `a`."""
     a, b, _ = pool.endpoints
-    assert b.speed.decode_ms_per_token / a.speed.decode_ms_per_token == pytest.approx(2.0, rel=0.1)
+    return b.speed.decode_ms_per_token / a.speed.decode_ms_per_token
+
+
+def of_both(*times_s: int) -> list[Observation]:
+    return [at_speed(name, factor, at_s) for at_s in times_s for name, factor in (("a:1", 1.0), ("b:1", 2.0))]
+
+
+def test_while_nobody_asks_a_difference_of_an_hour_ago_counts(pool: Pool) -> None:
+    learn(pool, *of_both(*range(1, 600, 10), 4200))
+    assert times_as_slow(pool) == pytest.approx(2.0, rel=0.15)
+
+
+def test_an_engine_that_answers_nothing_while_another_serves_is_tried_again(pool: Pool) -> None:
+    alone = [at_speed("a:1", 1.0, at_s) for at_s in range(600, 4200, 10)]
+    learn(pool, *of_both(*range(1, 600, 10)), *alone)
+    assert times_as_slow(pool) < 1.2
+
+
+def test_if_it_is_slow_still_one_answer_shows_it(pool: Pool) -> None:
+    alone = [at_speed("a:1", 1.0, at_s) for at_s in range(600, 4200, 10)]
+    learn(pool, *of_both(*range(1, 600, 10)), *alone, at_speed("b:1", 2.0, 4200.0))
+    assert times_as_slow(pool) == pytest.approx(2.0, rel=0.15)
+
+
+def test_it_is_not_tried_again_before_others_answered_some_dozens(pool: Pool) -> None:
+    alone = [at_speed("a:1", 1.0, at_s) for at_s in range(600, 4200, 300)]
+    learn(pool, *of_both(*range(1, 600, 10)), *alone)
+    assert times_as_slow(pool) > 1.8
+
+
+def test_answers_that_one_stall_made_slow_together_are_one_witness(pool: Pool) -> None:
+    """As a replay of Mooncake's traffic had it: answers of 24 tokens, stalled by one prompt of which nobody knew."""
+    usual = [at_speed(name, 1.0, at_s) for name in ("a:1", "b:1") for at_s in (2.4, 30.0)]
+    stalled = [at_speed("b:1", 1.0, 20.5, completion_tokens=24, decode_ms=2700.0) for _ in range(4)]
+    learn(pool, *[at_speed("a:1", 1.0, 1.5 * n) for n in range(40)], *usual, *stalled)
+    assert times_as_slow(pool) == pytest.approx(1.0)
 
 
 def test_where_speeds_change_within_minutes_a_difference_of_minutes_ago_counts_for_less(pool: Pool) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 
 from fairlead.core.answer_times import Line, Work, weight
 from fairlead.core.speed_changes import SpeedChanges
+from fairlead.core.witnesses import shares
 from fairlead.statistics import weighted_quantile
 
 MOST_SAMPLES: Final = 64  # of one engine
@@ -23,7 +24,7 @@ _HALF_LIFE: Final = 24  # samples
 _USUAL_SPREAD: Final = 0.5  # standard deviation of the logarithm of a ratio, until samples show their own
 _USUAL_COUNTS: Final = 6.0  # weight of that, in samples
 _SURE: Final = (12.0, 30.0)  # squared, a difference over its error: up to the first chance, from the second certain
-_WITNESSES: Final = 3  # samples at least, to believe in a difference
+_WITNESSES: Final = 3  # samples of different moments at least, to believe in a difference
 _LEAST_DIFFERENCE: Final = math.log(1.15)  # smaller ones cost nothing, and cannot be told from chance
 _NEWEST: Final = 10  # samples that can show a change
 _NEWEST_WEIGHT: Final = 2.0
@@ -97,13 +98,14 @@ class EngineFactor:
             self.value, self.weight = expected, 0.0
             return
         logs = [math.log(each.took_ms / line.ms(each)) for each in samples]
-        weights = [weight(each, line) * self._share(each, line) ** 2 for each in samples]
-        count = len(logs)
-        weights = [w * 0.5 ** ((count - 1 - place) / _HALF_LIFE) for place, w in enumerate(weights)]
-        self.weight = sum(weights)
-        middle, _ = _middle(logs, weights)
+        count, of_witness = len(logs), shares(samples)
+        weights = [self._weight(each, line) * 0.5 ** ((count - 1 - n) / _HALF_LIFE) for n, each in enumerate(samples)]
+        weighed = list(map(mul, weights, of_witness))
+        self.weight = sum(weighed)
+        middle, _ = _middle(logs, weighed)
         kept = [changes.kept(now_s - each.ended_s, middle - math.log(expected)) for each in samples]
-        self.value = _believed(logs, weights, kept, expected)
+        weights = list(map(mul, _bounded(weights, of_witness), of_witness))
+        self.value = expected * math.exp(_shown(logs, weights, kept, expected))
 
     def changed_s(self, line: Line) -> float:
         """When the first sample at its present speed ended; earlier samples were at another speed."""
@@ -154,28 +156,38 @@ def _changed(logs: list[float], weights: list[float]) -> int:
     return start if weighted_quantile(away, weights[start:], _NEARLY_NONE) > _LEAST_DIFFERENCE else 0
 
 
-def _believed(logs: list[float], weights: list[float], kept: list[float], expected: float) -> float:
-    """None of the samples may weigh more than `_WITNESSES` do: one that stalled for a cause of its own proves nothing.
+def _bounded(weights: list[float], of_witness: list[float]) -> list[float]:
+    """None of them more than that of `_WITNESSES`: one that stalled for a cause of its own proves nothing. All 0 where
+    there are fewer.
 
     An engine that is taken for slow gets few requests, so it would hardly get the chance to show the contrary.
+    """
+    witnesses = 0.0
+    for heaviest, share in sorted(zip(weights, of_witness, strict=True), reverse=True):
+        witnesses += share
+        if witnesses >= _WITNESSES:
+            return [min(weight, heaviest) for weight in weights]
+    return [0.0] * len(weights)
+
+
+def _shown(logs: list[float], weights: list[float], kept: list[float], expected: float) -> float:
+    """The difference from `expected`, as a logarithm, as far as it is certain.
+
     `kept` is the share that is left of the difference that each sample shows, which is of another time: so much of it
     is believed, and the newest count most where that is little.
     """
-    if len(weights) < _WITNESSES:
-        return expected
-    heaviest = sorted(weights)[-_WITNESSES]
-    weights = [min(w, heaviest) * share * share for w, share in zip(weights, kept, strict=True)]
+    weights = [w * share * share for w, share in zip(weights, kept, strict=True)]
     total = sum(weights)
     if total <= 0:
-        return expected
+        return 0.0
     middle, spread = _middle(logs, weights)
     difference = min(max(middle, -_MOST_DIFFERENCE), _MOST_DIFFERENCE) - math.log(expected)
     if abs(difference) < _LEAST_DIFFERENCE:
-        return expected
+        return 0.0
     variance = (_USUAL_COUNTS * _USUAL_SPREAD**2 + total * spread**2) / (_USUAL_COUNTS + total)
     certainty = (total * difference**2 / variance - _SURE[0]) / (_SURE[1] - _SURE[0])
-    left = sum(map(mul, weights, kept)) / total
-    return expected * math.exp(difference * min(max(certainty, 0.0), 1.0) * left)
+    left: float = sum(map(mul, weights, kept)) / total
+    return difference * min(max(certainty, 0.0), 1.0) * left
 
 
 def _middle(logs: list[float], weights: list[float]) -> tuple[float, float]:

@@ -101,11 +101,8 @@ def restore(state: LearnedState, learner: Learner, pool: Pool, *, now_s: float, 
         engine = learner.engines.setdefault((each.address, each.model), EngineTimes())
         engine.reports_cache |= each.reports_cache
         model = learner.models[each.model]
-        line = ratios_of(endpoint_there.spec).line(model.line)
-        for work in _moved(each.prefill, later_s):
-            engine.prefill.add(work, line, model.prefill_changes)
-        for work in _moved(each.decode, later_s):
-            engine.decode.add(work, line, model.decode_changes)
+        configured = ratios_of(endpoint_there.spec)
+        engine.restore(_moved(each.prefill, later_s), _moved(each.decode, later_s), model, configured)
         _refill(engine.adapter_load_ms, each.adapter_load_ms)
     for name in pool.models:
         for sample in state.tokens.get(name, ()) if name not in learner.tokens else ():

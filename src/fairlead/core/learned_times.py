@@ -24,6 +24,8 @@ LEAST_PREFILL_WEIGHT: Final = 2.0  # of an engine's samples, to compare its pref
 MOST_WORKS: Final = 192  # of a model that count in a fit
 _MOST_UNSETTLED: Final = 1024
 _HALF_LIFE: Final = 48.0  # undisturbed samples of a model
+_UNSEEN_S: Final = 60.0  # of its model's serving, without an answer of its own: half of what an engine showed is left,
+_UNSEEN_SAMPLES: Final = 128  # if its model's other engines answered at least so much
 _COUNTS: Final = 0.02  # of a sample's weight; what is left of older ones is not kept
 
 
@@ -71,6 +73,7 @@ class ModelTimes:
         "knows_prefill",
         "newest_s",
         "prefill_changes",
+        "taken",
         "usual",
         "works",
     )
@@ -79,6 +82,7 @@ class ModelTimes:
         self.answer_tokens = Running(fmean, answer_tokens)
         self.adapter_load_ms = Running(median, USUAL_LOAD_MS, LEAST_LOADS)
         self.works: deque[Work] = deque(maxlen=_MOST_UNSETTLED)
+        self.taken = 0  # samples so far
         self.newest_s = -math.inf  # when the last answer ended: speeds are those of then
         self.decode_changes, self.prefill_changes = SpeedChanges(), SpeedChanges()
         self.knows_prefill = self.knows_decode = False
@@ -102,6 +106,7 @@ class ModelTimes:
         """Keep a sample of an engine that is `slower` than the line says."""
         self.works.append(slower.work(work))
         self.newest_s = max(self.newest_s, work.ended_s)
+        self.taken += 1
         self._new += 1
 
     def settle(self) -> None:
@@ -150,15 +155,20 @@ class ModelTimes:
 
 
 class EngineTimes:
-    """What one engine was seen to take."""
+    """What one engine was seen to take.
 
-    __slots__ = ("adapter_load_ms", "decode", "extra_ms", "prefill", "reports_cache")
+    One that answers nothing while others of its model do is forgotten again, by and by: what was seen of it keeps
+    requests away, and if chance had part in that, or its cause is gone, only another request can show it.
+    """
+
+    __slots__ = ("_seen", "adapter_load_ms", "decode", "extra_ms", "prefill", "reports_cache")
 
     def __init__(self) -> None:
         self.prefill = EngineFactor(prefill_share)
         self.decode = EngineFactor(decode_share)
         self.extra_ms = 0.0  # of each request here, beyond what it takes at other engines of the model
         self.adapter_load_ms = Running(median, USUAL_LOAD_MS, LEAST_LOADS)
+        self._seen = 0  # samples of its model, at its own last one
         self.reports_cache = False  # it once reported cached tokens; from then on none reported means 0
 
     def slower(self, model: ModelTimes, configured: Ratios) -> Ratios:
@@ -170,9 +180,19 @@ class EngineTimes:
 
     def add(self, work: Work, model: ModelTimes, configured: Ratios) -> None:
         line = configured.line(model.line)
+        self._seen = model.taken
         if work.own_tokens:
             self.prefill.add(work, line, model.prefill_changes)
         if work.steps > LEAST_DECODE_TOKENS:
+            self.decode.add(work, line, model.decode_changes)
+
+    def restore(self, prefill: Iterable[Work], decode: Iterable[Work], model: ModelTimes, configured: Ratios) -> None:
+        """Go on from what another process knew."""
+        line = configured.line(model.line)
+        self._seen = model.taken
+        for work in prefill:
+            self.prefill.add(work, line, model.prefill_changes)
+        for work in decode:
             self.decode.add(work, line, model.decode_changes)
 
     def settle(self, model: ModelTimes, configured: Ratios) -> None:
@@ -186,9 +206,19 @@ class EngineTimes:
         self.extra_ms = self.prefill.extra_ms(line, self.decode.value)
         if self.extra_ms:
             self.prefill.value = self.decode.value
-            return
-        if self.decode.value != 1.0 and self.prefill.weight < LEAST_PREFILL_WEIGHT:
+        elif self.decode.value != 1.0 and self.prefill.weight < LEAST_PREFILL_WEIGHT:
             self.prefill.value = self._prefill_within_answers(line)
+        self._fade(model)
+
+    def _fade(self, model: ModelTimes) -> None:
+        """Leave less of what it showed, the longer it has shown nothing while others did."""
+        last = [each.samples[-1].ended_s for each in (self.decode, self.prefill) if each.samples]
+        if last:
+            unseen = min((model.newest_s - max(last)) / _UNSEEN_S, (model.taken - self._seen) / _UNSEEN_SAMPLES)
+            left = math.exp2(-unseen)
+            self.decode.value = math.pow(self.decode.value, left)
+            self.prefill.value = math.pow(self.prefill.value, left)
+            self.extra_ms *= left
 
     def _prefill_within_answers(self, line: Line) -> float:
         """The prefill factor of an engine whose answers come in one piece: prefill is a small part of each."""

@@ -82,7 +82,8 @@ def _until_first_token(seen: Observation, *, reports_cache: bool) -> Iterable[Wo
     more = seen.first_tokens - 1
     concurrent += more * seen.concurrent_requests
     trust *= _FULL_TRUST if seen.engine_full else 1.0
-    yield Work(took_ms, 1.0, own, float(seen.queued_tokens), waited + more, concurrent, unsure, trust, seen.ended_s)
+    ended_s = seen.ended_s - (seen.decode_ms or 0.0) / 1e3
+    yield Work(took_ms, 1.0, own, float(seen.queued_tokens), waited + more, concurrent, unsure, trust, ended_s)
 
 
 def _steps_before(seen: Observation) -> tuple[float, float]:
