@@ -60,8 +60,8 @@ def test_one_model_on_two_kinds_of_accelerator_has_two_speeds(kind: type[Learnin
 def test_an_engine_that_becomes_three_times_slower_is_noticed_in_thirty_answers_or_a_minute(
     kind: type[Learning],
 ) -> None:
-    """At 4 requests a second, with the default budget. It gets few requests then, and what is known of it fades until it
-    gets another one: so what is looked at is what is known when it has just answered.
+    """At 4 requests a second, with the default budget. It gets few requests then, and what is known of it fades until
+    it gets another one: so what is looked at is what is known when it has just answered.
     """
     world = learning([FAST] * 4, conversations(1200, 4.0), kind=kind)
     noticed: list[tuple[float, int]] = []
