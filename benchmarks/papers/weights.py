@@ -30,31 +30,31 @@ WORLDS = tuple(CHANGES)
 SURE = 2.0
 
 
-def weights(crowd: float, queue: float, stall: float, evict: float, answer: float) -> str:
-    return (
-        f"crowd_weight={crowd:g}:queue_weight={queue:g}:stall_weight={stall:g}:evict_weight={evict:g}"
-        f":least_answer_tokens={answer:g}"
-    )
+def weights(behind: float, stall: float, queue: float = 1.0) -> str:
+    return f"behind_weight={behind:g}:stall_weight={stall:g}:queue_weight={queue:g}"
 
 
 GRID = (
-    weights(1, 1, 0.05, 0, 128),
-    weights(1, 1, 1, 0, 128),
-    weights(2, 1, 0.05, 0, 128),
-    weights(2, 1.5, 0.05, 0, 128),
-    weights(2, 1.5, 0.15, 0, 128),
-    weights(2, 1.5, 0.5, 0, 128),
+    weights(1, 0.2),
+    weights(0, 0.05),
+    weights(1, 0.05),
+    weights(1, 0.5),
+    weights(1, 1),
+    weights(2, 0.2),
+    weights(2, 0.5),
+    weights(2, 0.5, queue=1.5),
 )
 ABOUT = {
     "rtt_weight": "1, physical: a millisecond is a millisecond; not chosen by runs",
     "batch_weight": "2, by argument: a request slows those that it joins as much as they slow it; not chosen by runs",
     "tie_ms": "2, above the noise of a probe in one data centre; not chosen by runs",
     "retry_penalty": "1000, by argument: at temperature 0 a model that failed fails again; not chosen by runs",
-    "crowd_weight": "chosen here",
+    "behind_weight": "chosen here; 1 is physical while arrivals keep pace: as many come behind as stand before",
+    "crowd_weight": "1, of earlier grids (docs/weights.md); not chosen here",
     "queue_weight": "chosen here; 1 is physical for a request's own first token: what waits is computed before it",
-    "stall_weight": "chosen here",
-    "evict_weight": "chosen here",
-    "least_answer_tokens": "chosen here",
+    "stall_weight": "chosen here; 1 is physical",
+    "evict_weight": "0, of earlier grids (docs/weights.md); not chosen here",
+    "least_answer_tokens": "128, of earlier grids; not chosen here",
 }
 
 

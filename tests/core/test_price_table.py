@@ -38,7 +38,7 @@ weights = st.fixed_dictionaries(
     {name: st.sampled_from([0.0, 0.05, 1.0, 7.3]) for name in ("rtt_weight", "queue_weight", "crowd_weight")}
     | {"stall_weight": st.floats(0, 2), "batch_weight": st.floats(0, 2), "tie_ms": st.sampled_from([0.0, 2.0, 500.0])}
     | {"evict_weight": st.floats(0, 2), "least_answer_tokens": st.sampled_from([0.0, 100.0, 1000.0])}
-    | {"adapter_weight": st.sampled_from([0.0, 1.0, 3.3])}
+    | {"adapter_weight": st.sampled_from([0.0, 1.0, 3.3]), "behind_weight": st.sampled_from([0.0, 1.0, 2.5])}
 )
 speeds = st.builds(
     Speed,

@@ -16,7 +16,7 @@ from fairlead.core.policy import NO_TUNER
 from fairlead.core.reported import EngineReport
 from fairlead.policies import build_policy
 from tests.core.world import World
-from tests.policies.options import best, first, option
+from tests.policies.options import TOKENS, best, first, option
 
 loads = st.builds(Load, st.integers(0, 50), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 50))
 endpoints = st.fixed_dictionaries(
@@ -34,7 +34,15 @@ endpoints = st.fixed_dictionaries(
 fairlead_weights = st.fixed_dictionaries(
     {
         name: st.floats(0.0, 8.0)
-        for name in ("rtt_weight", "queue_weight", "crowd_weight", "stall_weight", "evict_weight", "batch_weight")
+        for name in (
+            "rtt_weight",
+            "queue_weight",
+            "behind_weight",
+            "crowd_weight",
+            "stall_weight",
+            "evict_weight",
+            "batch_weight",
+        )
     }
     | {"least_answer_tokens": st.floats(0.0, 2000.0), "adapter_weight": st.floats(0.0, 8.0)}
 )
@@ -79,7 +87,7 @@ def test_each_cause_of_the_cost_is_a_term_of_it() -> None:
     Answers are 256 tokens long on average, which is 44 below the least that a request in flight counts for.
     """
     weights: dict[str, Any] = {"crowd_weight": 1.0, "stall_weight": 0.5, "evict_weight": 0.25, "batch_weight": 2.0}
-    world = World("fairlead", queue_weight=1.0, least_answer_tokens=300.0, **weights)
+    world = World("fairlead", queue_weight=1.0, behind_weight=0.75, least_answer_tokens=300.0, **weights)
     endpoint = world.endpoint(
         "a:1", right=0.5, rtt_ms=2.0, prefill_ms_per_token=0.1, decode_ms_per_token=10.0,
         inflight_requests=3, decoding_requests=2, pending_prefill_tokens=500,
@@ -92,7 +100,7 @@ def test_each_cause_of_the_cost_is_a_term_of_it() -> None:
     assert terms is not None
     assert terms.rtt_ms == 2.0
     assert terms.fixed_ms == 30.0
-    assert terms.prefill_ms == pytest.approx(0.1 * 1000 * (1 + 0.25 + 3 + 0.5 * 2))
+    assert terms.prefill_ms == pytest.approx(0.1 * 1000 * (1 + 0.25 + 3 + 0.5 * 2 + 0.75 * 1))
     assert terms.queue_ms == pytest.approx(0.1 * 500 + 10.0 * beside * (300 - 256))
     assert terms.decode_ms == pytest.approx(10.0 * 100 * (1 + beside))
     latency_ms = terms.rtt_ms + terms.fixed_ms + terms.prefill_ms + terms.queue_ms + terms.decode_ms
@@ -118,15 +126,26 @@ def test_loading_an_adapter_counts_as_prefill_that_takes_as_long_after_the_wait_
 def test_a_prefill_stalls_those_that_decode_and_not_those_that_wait() -> None:
     waiting = option("waiting:1", inflight_requests=3)
     decoding = option("decoding:1", inflight_requests=3, decoding_requests=3)
-    assert best("fairlead", [decoding, waiting], stall_weight=1.0) == "waiting:1"
+    assert best("fairlead", [decoding, waiting], stall_weight=1.0, behind_weight=0.0) == "waiting:1"
+
+
+def test_a_prefill_delays_those_that_will_wait_behind_it_and_a_cached_prompt_nobody() -> None:
+    """As many as wait before it: 3 more short prompts that wait delay it by 30 ms less than one long one."""
+    few = option("few:1", inflight_requests=1, pending_prefill_tokens=900)
+    many = option("many:1", inflight_requests=4, pending_prefill_tokens=600)
+    alone: dict[str, Any] = {"batch_weight": 0.0}  # nothing but prefill
+    assert best("fairlead", [many, few], behind_weight=0.0, **alone) == "many:1"
+    assert best("fairlead", [many, few], behind_weight=1.0, **alone) == "few:1"
+    cached = [msgspec.structs.replace(each, cached_tokens=TOKENS, uncached_tokens=0) for each in (many, few)]
+    assert best("fairlead", cached, behind_weight=1.0, **alone) == "many:1"
 
 
 def test_where_answers_are_short_a_request_in_flight_still_counts() -> None:
     """For an answer of 10 tokens, 8 requests in flight add 48 ms; 600 cached tokens save 60."""
     short: dict[str, Any] = {"output_tokens": 10.0, "answer_tokens": 10.0}
     options = [option("busy:1", inflight_requests=8, cached_tokens=600, **short), option("idle:1", **short)]
-    assert best("fairlead", options, least_answer_tokens=0.0) == "busy:1"
-    assert best("fairlead", options, least_answer_tokens=256.0) == "idle:1"
+    assert best("fairlead", options, least_answer_tokens=0.0, behind_weight=0.0) == "busy:1"
+    assert best("fairlead", options, least_answer_tokens=256.0, behind_weight=0.0) == "idle:1"
 
 
 def test_of_engines_that_differ_only_in_what_each_request_takes_the_quicker_one_is_chosen() -> None:

@@ -2,7 +2,7 @@
 
 cost = (rtt_weight * rtt + fixed
         + prefill_ms_per_token * uncached * (1 + evict_weight + crowd_weight * least in-flight of all candidates
-                                               + stall_weight * decoding)
+                                               + stall_weight * decoding + behind_weight * waiting)
         + prefill_ms_per_token * queue_weight * (pending + strangers)
         + adapter_weight * (wait for a slot + load, which counts as prefill that takes as long)
         + decode_ms_per_token * (output + batch_weight * batch_slowdown * in-flight
@@ -11,11 +11,12 @@ cost = (rtt_weight * rtt + fixed
 What a request costs an engine whatever its length (`fixed`) is learned with the speeds and counts once, for its own
 request: it is time in the server and between steps, which others do not wait for.
 
-A prefill stalls the requests that decode there. Wherever it goes, it also delays what comes after it, which is as much
-as the least loaded endpoint has: so a pool without idle endpoints prefers cached prefixes more. In a full cache each
-token that is computed evicts another, and `evict_weight` is the chance that somebody asks for that one again. An answer
-is slowed by the others in its batch and slows each of them as much: that is counted twice. Where answers are short, a
-request is in flight for its prompt's sake, so it counts as if it had `least_answer_tokens`. Every term is in
+A prefill stalls the requests that decode there, and delays those that come behind it before the engine is idle again:
+as many as stand before it, where arrivals keep pace. Wherever it goes, it also delays what comes after it, which is as
+much as the least loaded endpoint has: so a pool without idle endpoints prefers cached prefixes more. In a full cache
+each token that is computed evicts another, and `evict_weight` is the chance that somebody asks for that one again. An
+answer is slowed by the others in its batch and slows each of them as much: that is counted twice. Where answers are
+short, a request is in flight for its prompt's sake, so it counts as if it had `least_answer_tokens`. Every term is in
 milliseconds, so a weight of 1 is the physical one. Sources: GORGO (network, cache, queue), LAAR (Q).
 """
 
@@ -39,8 +40,9 @@ from fairlead.policies.registry import Rule, register
 class Fairlead(Rule, frozen=True):
     rtt_weight: Annotated[float, Meta(ge=0)] = 1.0
     queue_weight: Annotated[float, Meta(ge=0)] = 1.0
+    behind_weight: Annotated[float, Meta(ge=0)] = 1.0
     crowd_weight: Annotated[float, Meta(ge=0)] = 1.0  # this one and the next two chosen by replays: docs/weights.md
-    stall_weight: Annotated[float, Meta(ge=0)] = 0.05
+    stall_weight: Annotated[float, Meta(ge=0)] = 0.2
     evict_weight: Annotated[float, Meta(ge=0)] = 0.0
     batch_weight: Annotated[float, Meta(ge=0)] = 2.0
     least_answer_tokens: Annotated[float, Meta(ge=0)] = 128.0
@@ -52,6 +54,7 @@ class Fairlead(Rule, frozen=True):
         """What each unit costs at one candidate, in ms. The formula is written only here."""
         prefill_ms, decode_ms = at.prefill_ms_per_token, at.decode_ms_per_token
         alongside = self.batch_weight * at.batch_slowdown * at.inflight_requests
+        waiting = max(0, at.inflight_requests - at.decoding_requests)
         queue_ms = prefill_ms * self.queue_weight * (at.pending_prefill_tokens + at.strangers_tokens)
         if at.answer_tokens < self.least_answer_tokens:
             queue_ms += decode_ms * alongside * (self.least_answer_tokens - at.answer_tokens)
@@ -59,7 +62,8 @@ class Fairlead(Rule, frozen=True):
             self.rtt_weight * at.rtt_ms,
             at.fixed_ms,
             queue_ms,
-            prefill_ms * (1 + self.evict_weight + self.stall_weight * at.decoding_requests),
+            prefill_ms
+            * (1 + self.evict_weight + self.stall_weight * at.decoding_requests + self.behind_weight * waiting),
             prefill_ms * self.crowd_weight,
             decode_ms * (1 + alongside),
             self.rtt_weight * at.rtt_spread_ms,
