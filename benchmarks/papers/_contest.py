@@ -18,7 +18,7 @@ import msgspec
 from fairlead.tools.origin import commit
 from fairlead.tools.replay.claude_code import Sampling
 from fairlead.tools.replay.policy_spec import faster_for, read_policy_spec
-from fairlead.tools.replay.rows import LatencyTarget, Rows, summarise
+from fairlead.tools.replay.rows import LatencyTarget, Rows, RunSummary, summarise
 from fairlead.tools.replay.run import Traffic, workload_of
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World
@@ -144,6 +144,17 @@ def world_named(name: str) -> World:
     return msgspec.structs.replace(world, observation=msgspec.structs.replace(world.observation, learn_s=5.0))
 
 
+def replayed(world: World, traffic: Workload, faster: float, policy: str, seed: int) -> RunSummary:
+    """What came of `traffic`, so many times faster, under one policy."""
+    rows = Rows()
+    simulation = read_policy_spec(policy).simulation(world, traffic.faster(faster), seed, rows.add)
+    simulation.run()
+    return summarise(
+        rows.frame(), simulation.counts, recorded_ms=traffic.span_ms, engines=len(world.endpoints),
+        target=LatencyTarget(),
+    )  # fmt: skip
+
+
 class Runs:
     """Runs that were made, by what was run; a new one is appended to the file at once."""
 
@@ -195,13 +206,7 @@ class Runs:
                 faster_for(case.load, world, first, read_policy_spec(reference)) for reference in REFERENCES
             )
         faster = self._faster[where]
-        rows = Rows()
-        simulation = read_policy_spec(policy).simulation(world, traffic.faster(faster), seed, rows.add)
-        simulation.run()
-        found = summarise(
-            rows.frame(), simulation.counts, recorded_ms=traffic.span_ms, engines=len(world.endpoints),
-            target=LatencyTarget(),
-        )  # fmt: skip
+        found = replayed(world, traffic, faster, policy, seed)
         kept = Kept(
             *case,
             seed,

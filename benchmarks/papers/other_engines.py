@@ -15,13 +15,12 @@ from statistics import fmean
 from typing import Final
 
 import msgspec
-from _contest import COLUMNS, HEADINGS, workload
+from _contest import COLUMNS, HEADINGS, replayed, workload
 
 from fairlead.tools.bench.machine import this_machine
 from fairlead.tools.bench.markdown import table
 from fairlead.tools.origin import commit, date
 from fairlead.tools.replay.policy_spec import faster_for, read_policy_spec
-from fairlead.tools.replay.rows import LatencyTarget, Rows, summarise
 from fairlead.tools.replay.world import World, alike
 from fairlead.tools.simulate.parameters import EngineParameters
 
@@ -54,13 +53,7 @@ Times = tuple[float, ...]  # in ms, of COLUMNS
 
 
 def times(world: World, trace: str, policy: str, seed: int, faster: float) -> Times:
-    traffic, rows = workload(trace, seed), Rows()
-    simulation = read_policy_spec(policy).simulation(world, traffic.faster(faster), seed, rows.add)
-    simulation.run()
-    found = summarise(
-        rows.frame(), simulation.counts, recorded_ms=traffic.span_ms, engines=len(world.endpoints),
-        target=LatencyTarget(),
-    )  # fmt: skip
+    found = replayed(world, workload(trace, seed), faster, policy, seed)
     return tuple(float(getattr(found, column)) for column in COLUMNS)
 
 
