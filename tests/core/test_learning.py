@@ -421,6 +421,14 @@ def test_it_is_not_tried_again_before_others_answered_some_dozens(pool: Pool) ->
     assert times_as_slow(pool) > 1.8
 
 
+def test_a_model_that_has_kept_only_older_samples_makes_its_engine_no_slower_than_it_showed(pool: Pool) -> None:
+    learner = learn(pool, *of_both(*range(1, 600, 10)))
+    shown = times_as_slow(pool)
+    learner.models["m"].newest_s -= 300.0
+    learner.settle_all(pool)
+    assert times_as_slow(pool) == pytest.approx(shown)
+
+
 def test_answers_that_one_stall_made_slow_together_are_one_witness(pool: Pool) -> None:
     """As a replay of Mooncake's traffic had it: answers of 24 tokens, stalled by one prompt of which nobody knew."""
     usual = [at_speed(name, 1.0, at_s) for name in ("a:1", "b:1") for at_s in (2.4, 30.0)]

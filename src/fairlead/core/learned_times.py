@@ -214,7 +214,8 @@ class EngineTimes:
         """Leave less of what it showed, the longer it has shown nothing while others did."""
         last = [each.samples[-1].ended_s for each in (self.decode, self.prefill) if each.samples]
         if last:
-            unseen = min((model.newest_s - max(last)) / _UNSEEN_S, (model.taken - self._seen) / _UNSEEN_SAMPLES)
+            ago_s = max(0.0, model.newest_s - max(last))  # a model may have kept none of its newest samples in a file
+            unseen = min(ago_s / _UNSEEN_S, (model.taken - self._seen) / _UNSEEN_SAMPLES)
             left = math.exp2(-unseen)
             self.decode.value = math.pow(self.decode.value, left)
             self.prefill.value = math.pow(self.prefill.value, left)
