@@ -108,10 +108,11 @@ class Fit(NamedTuple):
 
 def weight(work: Work, line: Line) -> float:
     """The weight of a sample; 1.0 is one that the engine reported in full, while it had no other work."""
-    total_ms = line.ms(work) + line.prefill_ms * work.unsure_tokens
+    sure_ms = line.sure_ms(work)
+    total_ms = sure_ms + line.prefill_ms * work.other_tokens + line.prefill_ms * work.unsure_tokens
     if total_ms <= 0:
         return 0.0
-    own_share = line.sure_ms(work) / total_ms
+    own_share = sure_ms / total_ms
     return work.trust * own_share * own_share
 
 

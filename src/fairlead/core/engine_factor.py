@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from operator import mul
-from typing import Final
+from typing import Final, NamedTuple
 
 from fairlead.core.answer_times import Line, Work, weight
 from fairlead.core.speed_changes import SpeedChanges
@@ -34,41 +34,60 @@ _MOST_DIFFERENCE: Final = math.log(30.0)  # no accelerator is slower than anothe
 _TINY_MS: Final = 1e-9
 _OF_MEDIAN: Final = 1.4826
 
+_RECENCY: Final = [0.5 ** (newer / _HALF_LIFE) for newer in reversed(range(MOST_SAMPLES))]  # of the newest samples
 _PAIRED: Final = (1, 2, 4, 8, 16, 32, 64)  # samples ago: what a new one is compared with, to see changes
 
-Share = Callable[[Work, Line], float]
+OwnMs = Callable[[Work, Line], float]
 
 
-def prefill_share(work: Work, line: Line) -> float:
+def prefill_ms(work: Work, line: Line) -> float:
     """The part of a sample's time that its own prefill is expected to take."""
-    total_ms = line.ms(work)
-    return line.prefill_ms * work.own_tokens / total_ms if total_ms > 0 else 0.0
+    return line.prefill_ms * work.own_tokens
 
 
-def decode_share(work: Work, line: Line) -> float:
+def decode_ms(work: Work, line: Line) -> float:
     """The part of a sample's time that its decoding is expected to take."""
-    total_ms = line.ms(work)
-    return line.alone_ms * (work.steps + line.slowdown * work.concurrent) / total_ms if total_ms > 0 else 0.0
+    return line.alone_ms * (work.steps + line.slowdown * work.concurrent)
+
+
+class Seen(NamedTuple):
+    """An engine's samples as a line sees them, the oldest first."""
+
+    ended_s: list[float]
+    logs: list[float]  # of what each took over what the line says
+    weights: list[float]
+
+    def changed_s(self) -> float:
+        """When the first sample at its present speed ended; earlier samples were at another speed."""
+        older = _changed(self.logs, self.weights)
+        return self.ended_s[older] if older else -math.inf
+
+    def since(self, time_s: float) -> Seen:
+        """Those that ended then or later, from the first such on."""
+        first = next((n for n, ended_s in enumerate(self.ended_s) if ended_s >= time_s), len(self.ended_s))
+        return Seen(*(column[first:] for column in self)) if first else self
 
 
 class EngineFactor:
     """The last samples of one engine, of prefill or of decoding."""
 
-    __slots__ = ("_share", "samples", "value", "weight")
+    __slots__ = ("_of_witness", "_own_ms", "samples", "value", "weight")
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, own_ms: OwnMs) -> None:
         self.samples: deque[Work] = deque(maxlen=MOST_SAMPLES)
         self.value = 1.0
         self.weight = 0.0  # of the samples, in undisturbed ones of nothing else
-        self._share = share
+        self._own_ms = own_ms
+        self._of_witness: list[float] | None = None  # until the samples are others
 
     def add(self, work: Work, line: Line, changes: SpeedChanges) -> None:
         """Keep a sample, and tell `changes` how it differs from earlier ones."""
         self._compare(work, line, changes)
         self.samples.append(work)
+        self._of_witness = None
 
     def _compare(self, work: Work, line: Line, changes: SpeedChanges) -> None:
-        log, counts = self._log(work, line), self._weight(work, line)
+        log, counts = self._log_and_weight(work, line)
         if counts <= 0:
             return
         changes.add(log, counts)
@@ -76,43 +95,45 @@ class EngineFactor:
             if ago > len(self.samples):
                 break
             other = self.samples[-ago]
-            others = self._weight(other, line)
+            other_log, others = self._log_and_weight(other, line)
             if others > 0:
                 both = 2 * counts * others / (counts + others)
-                changes.add_pair(abs(work.ended_s - other.ended_s), log - self._log(other, line), both)
+                changes.add_pair(abs(work.ended_s - other.ended_s), log - other_log, both)
 
-    @staticmethod
-    def _log(work: Work, line: Line) -> float:
-        return math.log(work.took_ms / max(line.ms(work), _TINY_MS))
+    def _log_and_weight(self, work: Work, line: Line) -> tuple[float, float]:
+        by_line_ms = line.ms(work)
+        if by_line_ms <= 0:
+            return 0.0, 0.0
+        share = self._own_ms(work, line) / by_line_ms
+        return math.log(work.took_ms / by_line_ms), weight(work, line) * share * share
 
-    def _weight(self, work: Work, line: Line) -> float:
-        return weight(work, line) * self._share(work, line) ** 2
+    def seen(self, line: Line) -> Seen:
+        found = [self._log_and_weight(each, line) for each in self.samples]
+        return Seen([each.ended_s for each in self.samples], [log for log, _ in found], [counts for _, counts in found])
 
-    def settle(self, line: Line, changes: SpeedChanges, now_s: float, expected: float = 1.0) -> None:
-        """Set `value` to what the samples show relative to `line`; to `expected` until they rule it out.
+    def settle(self, seen: Seen, changes: SpeedChanges, now_s: float, expected: float = 1.0) -> None:
+        """Set `value` to what `seen` shows relative to its line; to `expected` until it rules that out.
 
-        `changes` says how much less a sample shows of an engine's speed at `now_s`, the older it is.
+        Samples of before are forgotten. `changes` says how much less a sample shows of an engine's speed at `now_s`,
+        the older it is.
         """
-        samples = [each for each in self.samples if line.ms(each) > 0]
-        if not samples:
+        self._forget_all_but(len(seen.logs))
+        if not seen.logs:
             self.value, self.weight = expected, 0.0
             return
-        logs = [math.log(each.took_ms / line.ms(each)) for each in samples]
-        count, of_witness = len(logs), shares(samples)
-        weights = [self._weight(each, line) * 0.5 ** ((count - 1 - n) / _HALF_LIFE) for n, each in enumerate(samples)]
+        of_witness = self._of_witness = self._of_witness or shares(self.samples)
+        weights = list(map(mul, seen.weights, _recency(len(seen.logs))))
         weighed = list(map(mul, weights, of_witness))
         self.weight = sum(weighed)
-        middle, _ = _middle(logs, weighed)
-        kept = [changes.kept(now_s - each.ended_s, middle - math.log(expected)) for each in samples]
+        difference = weighted_quantile(seen.logs, weighed, 0.5) - math.log(expected)
+        kept = changes.kept([now_s - ended_s for ended_s in seen.ended_s], difference)
         weights = list(map(mul, _bounded(weights, of_witness), of_witness))
-        self.value = expected * math.exp(_shown(logs, weights, kept, expected))
+        self.value = expected * math.exp(_shown(seen.logs, weights, kept, expected))
 
-    def changed_s(self, line: Line) -> float:
-        """When the first sample at its present speed ended; earlier samples were at another speed."""
-        samples = list(self.samples)
-        logs = [math.log(each.took_ms / max(line.ms(each), _TINY_MS)) for each in samples]
-        older = _changed(logs, [weight(each, line) * self._share(each, line) ** 2 for each in samples])
-        return samples[older].ended_s if older else -math.inf
+    def _forget_all_but(self, newest: int) -> None:
+        while len(self.samples) > newest:
+            self.samples.popleft()
+            self._of_witness = None
 
     def extra_ms(self, line: Line, expected: float) -> float:
         """What each request takes here beyond `line`, where that explains the samples better than a factor does.
@@ -123,8 +144,7 @@ class EngineFactor:
         samples = [each for each in self.samples if each.requests and line.ms(each) > 0]
         if len(samples) < _WITNESSES or self.value == expected:
             return 0.0
-        weights = [weight(each, line) * 0.5 ** (newer / _HALF_LIFE) for newer, each in enumerate(reversed(samples))]
-        weights.reverse()
+        weights = [weight(each, line) * age for each, age in zip(samples, _recency(len(samples)), strict=True)]
         if sum(weights) <= 0:
             return 0.0
         by_line_ms = [expected * line.ms(each) for each in samples]
@@ -135,9 +155,9 @@ class EngineFactor:
         rests = [abs(math.log(s.took_ms / ms)) for s, ms in zip(samples, explained_ms, strict=True)]
         return extra_ms if _OF_MEDIAN * weighted_quantile(rests, weights, 0.5) < spread else 0.0
 
-    def forget_before(self, time_s: float) -> None:
-        while self.samples and self.samples[0].ended_s < time_s:
-            self.samples.popleft()
+
+def _recency(count: int) -> list[float]:
+    return _RECENCY[len(_RECENCY) - count :]
 
 
 def _changed(logs: list[float], weights: list[float]) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 from fairlead.core.adapter_slots import USUAL_LOAD_MS
 from fairlead.core.answer_times import EQUAL, Fit, Line, Ratios, Work, fit, weight
 from fairlead.core.endpoint import USUAL_SLOWDOWN, EndpointSpec
-from fairlead.core.engine_factor import EngineFactor, decode_share, prefill_share
+from fairlead.core.engine_factor import EngineFactor, decode_ms, prefill_ms
 from fairlead.core.observation import LEAST_DECODE_TOKENS
 from fairlead.core.speed_changes import SpeedChanges
 
@@ -164,8 +164,8 @@ class EngineTimes:
     __slots__ = ("_seen", "adapter_load_ms", "decode", "extra_ms", "prefill", "reports_cache")
 
     def __init__(self) -> None:
-        self.prefill = EngineFactor(prefill_share)
-        self.decode = EngineFactor(decode_share)
+        self.prefill = EngineFactor(prefill_ms)
+        self.decode = EngineFactor(decode_ms)
         self.extra_ms = 0.0  # of each request here, beyond what it takes at other engines of the model
         self.adapter_load_ms = Running(median, USUAL_LOAD_MS, LEAST_LOADS)
         self._seen = 0  # samples of its model, at its own last one
@@ -198,11 +198,10 @@ class EngineTimes:
     def settle(self, model: ModelTimes, configured: Ratios) -> None:
         """Compare it with its model's line, as far as that holds for an engine that is `configured` as this one."""
         line, now_s = configured.line(model.line), model.newest_s
-        changed_s = max(self.decode.changed_s(line), self.prefill.changed_s(line))
-        for each in (self.decode, self.prefill):
-            each.forget_before(changed_s)
-        self.decode.settle(line, model.decode_changes, now_s)
-        self.prefill.settle(line, model.prefill_changes, now_s, self.decode.value)
+        decode, prefill = self.decode.seen(line), self.prefill.seen(line)
+        changed_s = max(decode.changed_s(), prefill.changed_s())
+        self.decode.settle(decode.since(changed_s), model.decode_changes, now_s)
+        self.prefill.settle(prefill.since(changed_s), model.prefill_changes, now_s, self.decode.value)
         self.extra_ms = self.prefill.extra_ms(line, self.decode.value)
         if self.extra_ms:
             self.prefill.value = self.decode.value

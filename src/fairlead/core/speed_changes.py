@@ -9,6 +9,7 @@ of about the same time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 _FIRST_S: Final = 8.0  # samples nearer in time than this are of about the same time
@@ -47,24 +48,33 @@ class SpeedChanges:
         self._squares[span] = self._squares[span] * fade + weight * min(difference * difference, _MOST)
         self._times_s[span] = self._times_s[span] * fade + weight * apart_s
 
-    def kept(self, age_s: float, difference: float) -> float:
-        """The share that is left after `age_s` of an engine's `difference` from its model, on average; 1 to 0.
+    def kept(self, ages_s: Sequence[float], difference: float) -> list[float]:
+        """The shares that are left after each of `ages_s` of an engine's `difference` from its model, on average.
 
-        One that is larger than usual is itself a sign of how much engines differ.
+        From 1 down to 0. A difference that is larger than usual is itself a sign of how much engines differ.
         1 until there are pairs to tell it from, and past the longest time of any no less than there.
         """
         known = [i for i, pairs in enumerate(self._pairs) if pairs >= _LEAST_PAIRS]
         if len(known) < 2:
-            return 1.0
+            return [1.0] * len(ages_s)
         noise = self._squares[known[0]] / self._pairs[known[0]]
         usual = self._square / self._samples - noise / 2
         differ = max(usual, difference * difference)  # the variance among engines and times
-        before_s, before = 0.0, 0.0
+        times_s, grown = [0.0], [0.0]
         for i in known[1:]:
-            at_s = self._times_s[i] / self._pairs[i]
-            grown = max(before, self._squares[i] / self._pairs[i] - noise)
-            if age_s < at_s:
-                before += (grown - before) * (age_s - before_s) / (at_s - before_s)
-                break
-            before_s, before = at_s, grown
-        return max(0.0, 1.0 - before / (2 * differ)) if before < 2 * differ else 0.0
+            times_s.append(self._times_s[i] / self._pairs[i])
+            grown.append(max(grown[-1], self._squares[i] / self._pairs[i] - noise))
+        left = []
+        for age_s in ages_s:
+            changed = _at(age_s, times_s, grown)
+            left.append(1.0 - changed / (2 * differ) if changed < 2 * differ else 0.0)
+        return left
+
+
+def _at(time_s: float, times_s: Sequence[float], values: Sequence[float]) -> float:
+    """Between two of `times_s`, which ascend, on the line through both values; past the last one its value."""
+    for i in range(1, len(times_s)):
+        if time_s < times_s[i]:
+            into = (time_s - times_s[i - 1]) / (times_s[i] - times_s[i - 1])
+            return values[i - 1] + (values[i] - values[i - 1]) * into
+    return values[-1]
