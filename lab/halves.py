@@ -6,7 +6,7 @@ KV goes over TCP by Mooncake's library, which is that of `lab.moving`.
 from __future__ import annotations
 
 from fairlead.processes import free_ports
-from lab.moving import library
+from lab.moving import mooncake_library
 from lab.servers import Extra
 
 
@@ -16,7 +16,7 @@ class Halves:
     def __init__(self) -> None:
         (port,) = free_ports(1)
         self.bootstrap = f"127.0.0.1:{port}"
-        self._library = library()
+        self._library = mooncake_library()
 
     def __call__(self, number: int) -> Extra:
         arguments = (

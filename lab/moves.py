@@ -24,7 +24,7 @@ from fairlead.tools.bench.machine import machine_facts, this_machine
 from fairlead.tools.bench.markdown import table
 from lab import command
 from lab.engines import LabEngines
-from lab.moving import Moving
+from lab.moving import OverMooncake
 from lab.servers import BLOCK_TOKENS
 
 _MODEL: Final = "heron"
@@ -60,7 +60,7 @@ def main() -> None:
 async def _measured(repeats: int, seed: int) -> list[Moved]:
     rng = Random(seed)
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as folder:
-        moving = Moving(2)
+        moving = OverMooncake(2)
         async with LabEngines((_MODEL, _MODEL), Path(folder), moving) as engines:
             source, target = (
                 Party(engine.address, bootstrap)

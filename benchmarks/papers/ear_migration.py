@@ -1,6 +1,6 @@
 """EAR's second pillar in simulated time: sessions that leave hot endpoints, against sessions that never do.
 
-    python benchmarks/papers/ear_migration.py [--seeds 10] [--draws 120] [--scene high] [--out FILE]
+    python benchmarks/papers/ear_migration.py [--seeds 10] [--draws 120] [--scene high] [--jobs 2] [--out FILE]
 
 Writes benchmarks/results/papers/ear_migration.md and ear_migration.png. What placement gains (a policy without moves
 over the sticky hash) and what moves gain on top of it (with moves over the same policy without) are separate tables.
@@ -12,8 +12,11 @@ measures: the worst engine's p90 and p95 of TTFT, and the p95 and p99 of all.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -75,6 +78,14 @@ SCENES = (
 )
 
 
+class Job(NamedTuple):
+    policy: str
+    scene: Scene
+    seed: int
+    draws: int
+    faster: float
+
+
 class Ran(NamedTuple):
     summary: RunSummary
     worst_p95_ms: float  # TTFT of the worst engine
@@ -126,6 +137,12 @@ def ran(policy: str, scene: Scene, traffic: Workload, seed: int) -> Ran:
     worst_p95_ms = max(quantile(times, 0.95) for times in by_engine.values())
     moves = simulation.moves if isinstance(simulation, MovingSimulation) else ()
     return Ran(summary, worst_p95_ms, moves, answers)
+
+
+def done(job: Job) -> Ran:
+    """Only the first seed's answers are kept, for the picture."""
+    found = ran(job.policy, job.scene, workload(job.scene, job.seed, job.draws, job.faster), job.seed)
+    return found if job.seed == 0 else found._replace(answers=())
 
 
 def shortest_pause_s(moves: Sequence[tuple[float, Move]]) -> float:
@@ -200,24 +217,23 @@ def verdicts(found: Found) -> str:
     )
 
 
-def sensitivity(scene: Scene, found: Found, draws: int, faster: float, seeds: int) -> str:
+def settings() -> Iterator[tuple[str, int, int]]:
+    """Policies that differ in their rules of moving, with T_hot and T_cool."""
+    for hot, cool_s in product(HOT_TOKENS, COOL_DOWNS_S):
+        yield f"ear+pull:hot_tokens={hot}:cool_down_s={cool_s}", hot, cool_s
+
+
+def sensitivity(found: Found, tried: Found) -> str:
     """The p95 of all and the worst engine's p90 over those of `ear` without moves, for each setting."""
-    traffics = [workload(scene, seed, draws, faster) for seed in range(seeds)]
-    lines = []
-    for hot in HOT_TOKENS:
-        cells = []
-        for cool_s in COOL_DOWNS_S:
-            runs = [
-                ran(f"ear+pull:hot_tokens={hot}:cool_down_s={cool_s}", scene, traffic, seed)
-                for seed, traffic in enumerate(traffics)
-            ]
-            ratios = []
-            for measure in ("p95 of all", "worst engine's p90"):
-                value = MEASURES[measure]
-                ratios.append(ratio([value(run) for run in runs], [value(run) for run in found["ear"][:seeds]]).mean)
-            moved = 1e2 * sum(run.summary.moves / run.summary.requests for run in runs) / seeds
-            cells.append(f"{ratios[0]:.2f}, {ratios[1]:.2f} ({moved:.2f} %)")
-        lines.append((f"{hot:,}", *cells))
+    cells: dict[int, list[str]] = {hot: [] for hot in HOT_TOKENS}
+    for policy, hot, _ in settings():
+        runs, ratios = tried[policy], []
+        for measure in ("p95 of all", "worst engine's p90"):
+            value = MEASURES[measure]
+            ratios.append(ratio([value(run) for run in runs], [value(run) for run in found["ear"][: len(runs)]]).mean)
+        moved = 1e2 * sum(run.summary.moves / run.summary.requests for run in runs) / len(runs)
+        cells[hot].append(f"{ratios[0]:.2f}, {ratios[1]:.2f} ({moved:.2f} %)")
+    lines = [(f"{hot:,}", *row) for hot, row in cells.items()]
     return table(("T_hot, tokens", *(f"T_cool {cool_s} s" for cool_s in COOL_DOWNS_S)), lines)
 
 
@@ -279,37 +295,42 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--draws", type=int, default=120, help="agents of each run")
     parser.add_argument("--scene", action="append", choices=[scene.name for scene in SCENES], help="all by default")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once")
     parser.add_argument("--out", type=Path, default=OUT / "ear_migration.md")
     asked = parser.parse_args()
-    seeds = range(asked.seeds)
     scenes = [scene for scene in SCENES if asked.scene is None or scene.name in asked.scene]
     command = " ".join(
         [f"--seeds {asked.seeds} --draws {asked.draws}", *(f"--scene '{name}'" for name in asked.scene or ())]
     )
-    parts = []
-    with Progress() as done:
-        task = done.add_task("runs", total=len(scenes) * len(POLICIES) * asked.seeds)
+    tried_seeds, parts = min(SETTINGS_SEEDS, asked.seeds), []
+    context = multiprocessing.get_context("spawn")
+    with Progress() as progress, ProcessPoolExecutor(asked.jobs, mp_context=context) as pool:
+        each = len(POLICIES) * asked.seeds + len(tuple(settings())) * tried_seeds
+        task = progress.add_task("runs", total=len(scenes) * each)
         for scene in scenes:
             faster = scene.load * faster_at(scene, asked.draws)
-            found: Found = {policy: [] for policy in POLICIES}
-            for seed in seeds:
-                traffic = workload(scene, seed, asked.draws, faster)
-                for policy in POLICIES:
-                    run = ran(policy, scene, traffic, seed)
-                    found[policy].append(run if seed == 0 else run._replace(answers=()))
-                    done.advance(task)
+            jobs = [Job(policy, scene, seed, asked.draws, faster) for seed in range(asked.seeds) for policy in POLICIES]
+            jobs += [
+                Job(policy, scene, seed, asked.draws, faster)
+                for policy, *_ in settings()
+                for seed in range(tried_seeds)
+            ]
+            found: Found = {}
+            for job, run in zip(jobs, pool.map(done, jobs), strict=True):
+                found.setdefault(job.policy, []).append(run)
+                progress.advance(task)
+            policies: Found = {policy: found[policy] for policy in POLICIES}
             requests = found["ear"][0].summary.requests
             parts.append(f"## {scene.name}: load {scene.load:g}, {scene.about}\n\nSome {requests:,} requests a run.")
-            parts += [table(HEADS, rows(found)), verdicts(found)]
+            parts += [table(HEADS, rows(policies)), verdicts(found)]
             if scene.name == "high":
                 picture(found["ear+pull"][0], asked.out.with_suffix(".png"))
                 parts.append(f"![Tokens waiting at each engine, and the moves]({asked.out.stem}.png)")
-            tried = min(SETTINGS_SEEDS, asked.seeds)
             parts.append(
                 "Where moves pay: p95 of all and the worst engine's p90 with `ear+pull` over `ear` without moves, and "
-                f"the share of requests that moved, for other settings (seeds 0 to {tried - 1}):"
+                f"the share of requests that moved, for other settings (seeds 0 to {tried_seeds - 1}):"
             )
-            parts.append(sensitivity(scene, found, asked.draws, faster, tried))
+            parts.append(sensitivity(policies, found))
             write(asked.out, command, asked.seeds, parts)
 
 

@@ -1,8 +1,9 @@
 """KV moves between two real vLLM servers over TCP, with Fairlead and a real Envoy in front: sessions, and prompts that
 one of the servers computes for the other.
 
-The servers are those of the lab, with vLLM's Mooncake connector. Prompts are longer than what the tiny models learned:
-what they answer means nothing. That it is the same, with the same probabilities, is what counts.
+The servers are those of the lab, first with vLLM's Mooncake connector and then with its NIXL connector. Prompts are
+longer than what the tiny models learned: what they answer means nothing. That it is the same, with the same
+probabilities, is what counts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fairlead.tools.demo.front import Front
 from fairlead.tools.demo.learning import Learnt
 from lab import words
 from lab.engines import LabEngines
-from lab.moving import ABORT_S, Moving
+from lab.moving import ABORT_S, Moving, OverMooncake, OverNixl
 from lab.pool import forget_prompts, known, running_front
 from lab.servers import BLOCK_TOKENS
 from tests.waiting import until
@@ -39,6 +40,8 @@ from tests.waiting import until
 MODEL = "heron"
 WITHIN_S = 120.0
 BUSY = 3  # answers under way at the server that decodes
+PREFILL_MS_PER_TOKEN = 0.6  # at this a prompt of some tokens is not worth a transfer, and one of thousands is
+MOST_LATE = 15  # prefills, on a machine that is too busy
 TRIES = 5
 ROUNDING = 0.25  # two steps of a bfloat16 logit between 16 and 32
 
@@ -55,7 +58,7 @@ class Lab:
     admin: httpx.AsyncClient
 
     def party(self, number: int) -> Party:
-        return Party(self.engines.running[number].address, self.moving.bootstraps[number])
+        return Party(self.engines.running[number].address, self.moving.kv_transfer[number].get("bootstrap", ""))
 
     async def turn(self, session: str, number: int) -> httpx.Response:
         response = await self.client.post(
@@ -84,19 +87,15 @@ def conversation(session: str, number: int) -> dict[str, Any]:
 def listed(engines: LabEngines, moving: Moving) -> list[dict[str, Any]]:
     """The engines as a configuration lists them."""
     return [
-        {
-            "address": engine.address,
-            "model": MODEL,
-            "kv_transfer": {"connector": "mooncake", "bootstrap": bootstrap},
-        }
-        for engine, bootstrap in zip(engines.running, moving.bootstraps, strict=True)
+        {"address": engine.address, "model": MODEL, "kv_transfer": transfer}
+        for engine, transfer in zip(engines.running, moving.kv_transfer, strict=True)
     ]
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def lab() -> AsyncIterator[Lab]:
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=[OverMooncake, OverNixl])
+async def lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
     with tempfile.TemporaryDirectory(prefix="fairlead-lab-") as name:  # short: the path of a Unix socket is
-        folder, moving = Path(name), await asyncio.to_thread(Moving, 2)
+        folder, moving = Path(name), await asyncio.to_thread(request.param, 2)
         async with LabEngines((MODEL, MODEL), folder, moving) as engines:
             (folder / "admin.token").write_text("t" * 48, encoding="utf-8")
             listen, token = {"admin_token_file": "admin.token"}, {"authorization": f"Bearer {'t' * 48}"}
@@ -137,6 +136,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert these["logprob"] == pytest.approx(those["logprob"], abs=ROUNDING)
 
 
+@pytest.mark.parametrize("lab", [OverMooncake], indirect=True, scope="module")
 async def test_an_import_that_finds_nothing_is_computed_and_its_counter_says_so(lab: Lab) -> None:
     source, target = lab.party(0), lab.party(1)
     engine_id = await Mooncake().discover(source)
@@ -188,14 +188,14 @@ async def halves(lab: Lab, prefill: str) -> AsyncIterator[Halves]:
         endpoint | {"role": "prefill" if endpoint["address"] == prefill else "decode"}
         for endpoint in listed(lab.engines, lab.moving)
     ]
-    # At this speed a prompt of some tokens is not worth a transfer, and one of thousands is, beside other answers.
-    pool = {"endpoints": endpoints, "models": {MODEL: {"prefill_ms_per_token": 0.2}}}
+    pool = {"endpoints": endpoints, "models": {MODEL: {"prefill_ms_per_token": PREFILL_MS_PER_TOKEN}}}
     folder = Path(tempfile.mkdtemp(dir=lab.folder))
     # Engines take all cores: a sidecar that waits for one is not away, and what is judged is where prompts go.
     sections = {"pool": pool, "observe": {"answers_per_second": 0}, "gateway": {"processor_timeout_ms": 10_000}}
     served = await discover([each["address"] for each in endpoints])
+    learnt = Learnt(known(folder).capability, {MODEL: PREFILL_MS_PER_TOKEN}, {})
     async with (
-        Front(served, Learnt(known(folder).capability, {MODEL: 0.2}, {}), "fairlead", folder, None, sections) as front,
+        Front(served, learnt, "fairlead", folder, None, sections) as front,
         httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=WITHIN_S) as client,
         httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=WITHIN_S) as admin,
     ):
@@ -247,7 +247,7 @@ async def test_a_prompt_is_computed_at_one_server_only_and_its_answer_is_the_sam
     prefill = lab.engines.running[0].address
     await forget_prompts(lab.engines)
     async with halves(lab, prefill) as them:
-        for number in range(TRIES):  # a machine that is too busy makes a prefill late
+        for number in range(MOST_LATE):
             done = await them.split("done")
             before = await sources(prefill), await sources(them.decode)
             answer = await them.ask(f"p{number}")
