@@ -76,7 +76,7 @@ class Halves(Placement, Advice):
         if split is None:
             return None, ranking
         ones = [first] if must else self._alone(ranking)
-        single = min([alone(each, self.pool.by_address[each.address], now_s) for each in ones], key=Hops.total_ms)
+        single = min([self._by_itself(each, now_s) for each in ones], key=Hops.total_ms)
         cached = min(cached_tokens.get(split.prefiller, 0), request.tokens)
         choice = PrefillChoice(single, split, cached, blocks.get(split.prefiller, 0), must_split=must)
         if not choice.is_split:
@@ -108,6 +108,10 @@ class Halves(Placement, Advice):
             if split is not None and (best is None or split.total_ms() < best.total_ms()):
                 best = split
         return best
+
+    def _by_itself(self, at: Candidate, now_s: float) -> Hops:
+        endpoint = self.pool.by_address[at.address]
+        return alone(at, endpoint, now_s, self.pool.divisions.get(at.model), self.transfers.ms_per_token(endpoint))
 
     def _alone(self, ranking: Ranking) -> list[Candidate]:
         """Who may do both halves: of the model of the first, which may."""

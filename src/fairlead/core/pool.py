@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from fairlead.core.division import divisions
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
 from fairlead.core.prefill_decode import prefilling_by_model
@@ -52,6 +53,7 @@ class Pool:
         self._serving[ANY_MODEL] = unnamed or answering
         self._serving[None] = answering
         self.prefilling = prefilling_by_model(self.endpoints)
+        self.divisions = divisions(self.prefilling, answering)
         self.has_halves = not all(e.spec.answers_alone for e in answering)
         self._tables = {
             name: PriceTable(serving, name if name in self.names else None)

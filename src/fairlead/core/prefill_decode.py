@@ -4,7 +4,8 @@
     split = rtt(d) + rtt(p) + wait(p) + prefill(p) + stall(p) + transfer + what is left of wait(d) + decode(d) + step(d)
 
 A decode is slowed by the prompts that are computed alongside it, as many as lately: it takes 1 / (1 - their share of
-the engine's time) times as long. That is what an engine gains which computes none.
+the engine's time) times as long. That is what an engine gains which computes none. What all gain by leaving it so, no
+single request sees: see `core.division`.
 
 Prefill is of the part of the prompt that the endpoint has not cached. It delays whatever is in flight there, those that
 decode and those that wait, and an answer slows the others in its batch. `stall` is the sum of these delays: a time that
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from fairlead.core.division import MOST_BUSY, Division
 from fairlead.core.endpoint import BY_PROXY, BY_ROOM, Endpoint
 from fairlead.dialects import DIALECTS
 
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
 TRANSFER_SETUP_MS: Final = 10.0  # for one more request, and for the transfer to start
 _SHARED_STORE: Final = "shared"  # engines take KV from it by themselves
 _LONGEST_WAIT_MS: Final = 7_500.0  # at the decode endpoint: half of the shortest time for which a prefill's KV is kept
-
-_MOST_BUSY: Final = 0.75  # what is busier would seem to decode never
 
 
 class Hops(msgspec.Struct, frozen=True, gc=False):
@@ -116,17 +116,28 @@ def may_pass_on(source: Endpoint, target: Endpoint) -> bool:
     )
 
 
-def alone(at: Candidate, decoder: Endpoint, now_s: float) -> Hops:
+def alone(
+    at: Candidate, decoder: Endpoint, now_s: float, division: Division | None = None, transfer_ms_per_token: float = 0.0
+) -> Hops:
+    """`division` is that of the decoder's model, if its engines may divide their work in other ways."""
     prefill_ms = at.prefill_ms_per_token * at.uncached_tokens
+    busy_share, delayed = decoder.prefills.busy_share(now_s), float(at.inflight_requests)
+    if division is not None:
+        division.look(now_s)
+        transfer_ms = TRANSFER_SETUP_MS + transfer_ms_per_token * at.uncached_tokens
+        if division.pays(at.decode_ms_per_token * at.output_tokens, transfer_ms):
+            busy_share = max(busy_share, division.busy_share)
+        else:
+            delayed = min(delayed, division.inflight_requests)
     return Hops(
         at.address,
         "",
         at.rtt_ms,
         at.prefill_ms_per_token * at.pending_prefill_tokens,
         prefill_ms,
-        prefill_ms * at.inflight_requests + _others_lose_ms(at, at.output_tokens),
+        prefill_ms * delayed + _others_lose_ms(at, at.output_tokens),
         0.0,
-        _decode_ms(at, decoder, now_s, at.output_tokens),
+        _decode_ms(at, busy_share, at.output_tokens),
     )
 
 
@@ -173,7 +184,7 @@ def cheapest_split(
         best.prefill_ms,
         best.stall_ms + _others_lose_ms(at, at.output_tokens + 1),
         transfer_ms,
-        _decode_ms(at, decoder, now_s, at.output_tokens + 1),
+        _decode_ms(at, decoder.prefills.busy_share(now_s), at.output_tokens + 1),
     )
 
 
@@ -184,9 +195,9 @@ def may_pay(at: Candidate) -> bool:
     return queue_ms + prefill_ms * (1 + at.inflight_requests) > TRANSFER_SETUP_MS
 
 
-def _decode_ms(at: Candidate, decoder: Endpoint, now_s: float, tokens: float) -> float:
+def _decode_ms(at: Candidate, busy_share: float, tokens: float) -> float:
     step_ms = at.decode_ms_per_token * (1 + at.batch_slowdown * at.inflight_requests)
-    return step_ms * tokens / (1 - min(_MOST_BUSY, decoder.prefills.busy_share(now_s)))
+    return step_ms * tokens / (1 - min(MOST_BUSY, busy_share))
 
 
 def _others_lose_ms(at: Candidate, tokens: float) -> float:
