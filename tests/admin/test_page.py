@@ -167,7 +167,7 @@ def test_names_are_shown_as_text_and_never_as_markup(browser: Browser) -> None:
 def test_load_of_other_sidecars_counts(admin: AdminPort, browser: Browser) -> None:
     endpoint = admin.services.router.pool.by_address["10.0.0.1:1"]
     others = Load(inflight_requests=5, inflight_prompt_tokens=900, pending_prefill_tokens=400, decoding_requests=3)
-    admin.do(lambda: endpoint.peers_reported(others))
+    admin.do(lambda: endpoint.peers_reported(others, 0.0))
     browser.open(admin.url)
     load = browser.find("#endpoints tr:first-child td[data-label='In flight']")
     assert load.text.splitlines() == ["5", "3 decoding"]
@@ -370,7 +370,7 @@ def test_a_large_pool_is_searched_by_adapter_and_by_trouble(large: AdminPort, br
 
 def test_a_large_pool_is_sorted_as_asked(large: AdminPort, browser: Browser) -> None:
     busy = large.services.router.pool.by_address["10.0.0.4:1"]
-    large.do(lambda: busy.peers_reported(Load(5, 900, 400, 3)))
+    large.do(lambda: busy.peers_reported(Load(5, 900, 400, 3), 0.0))
     browser.open(large.url)
     browser.find("#filter").send_keys("m0, us")
     browser.find("#order").send_keys("in flight")

@@ -75,8 +75,8 @@ def test_a_host_that_is_not_hot_keeps_its_sessions(world: World) -> None:
 
 def test_load_that_other_sidecars_sent_counts(world: World) -> None:
     carries(world.host, pending_prefill_tokens=0)
-    world.host.peers_reported(Load(pending_prefill_tokens=5000))
-    world.endpoints[2].peers_reported(Load(pending_prefill_tokens=4000))
+    world.host.peers_reported(Load(pending_prefill_tokens=5000), 0.0)
+    world.endpoints[2].peers_reported(Load(pending_prefill_tokens=4000), 0.0)
     assert world.move().target == "b:1"
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.ledger import Ticket
+from fairlead.core.load import Load
 from fairlead.core.prefills import BUSY_OVER_S, TRUST_S
 from fairlead.core.reported import EngineReport, following
 from tests.core.world import make_endpoint
@@ -183,3 +184,18 @@ def test_an_engine_is_busy_with_its_first_prompt_for_as_long_as_nothing_else_is_
 
 def test_an_engine_that_was_sent_nothing_computes_nothing() -> None:
     assert make_endpoint("a:1", "m").prefills.busy_share(5.0) == 0
+
+
+def test_prompts_that_other_sidecars_sent_keep_an_engine_busy_too() -> None:
+    """They report what waits: when it grows, something was sent, and when it falls, something was computed."""
+    alone, shared = make_endpoint("a:1", "m"), make_endpoint("b:1", "m")
+    prefill_ms = alone.speed.prefill_ms_per_token
+    for second in range(60):
+        expecting(alone, 4000, 4000 * prefill_ms, float(second)).release()
+        if second % 2:
+            expecting(shared, 4000, 4000 * prefill_ms, float(second)).release()
+        else:
+            shared.peers_reported(Load(pending_prefill_tokens=4000), float(second))
+            shared.peers_reported(Load(), second + 0.5)
+    assert shared.prefills.busy_share(60.0) == pytest.approx(alone.prefills.busy_share(60.0))
+    assert shared.prefills.busy_share(60.0) == pytest.approx(4 * prefill_ms, rel=0.05)

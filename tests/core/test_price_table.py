@@ -148,7 +148,7 @@ class History:
             case "speed":
                 endpoint.speed = value
             case "peers":
-                endpoint.peers_reported(value)
+                endpoint.peers_reported(value, 0.0)
             case "carries":
                 carries(endpoint, **msgspec.structs.asdict(value))
             case "restart":

@@ -72,7 +72,7 @@ def test_they_are_never_more_than_the_engine_reports(running: int, waiting: int,
 
 def test_peers_that_share_a_store_are_no_strangers() -> None:
     endpoint = make_endpoint("a:1", "m")
-    endpoint.peers_reported(Load(5))
+    endpoint.peers_reported(Load(5), 0.0)
     tell(endpoint, running=6)
     assert endpoint.strangers == Load(1)
 

@@ -35,7 +35,7 @@ def make_endpoint(address: str, model: str = "m", *, peers: Load | None = None, 
     endpoint = Endpoint(EndpointSpec(address, model, **{k: v for k, v in fields.items() if k in _SPEC}))
     endpoint.take(Load(**{k: v for k, v in fields.items() if k in _LOAD}))
     if peers is not None:
-        endpoint.peers_reported(peers)
+        endpoint.peers_reported(peers, 0.0)
     if "identity" in fields:
         endpoint.identified(fields.pop("identity"))
     for name in fields.keys() - _SPEC - _LOAD:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -308,7 +309,9 @@ async def test_an_operator_drains_an_endpoint_until_it_can_be_stopped(stack: Sta
             return home_of(await turn(pool, session, 1)) != drained
 
         await pool.until(moved, "the session has moved")
-    assert await outcome(pool, "done") == len(staying)
+    page = await (await pool.client.get(f"{pool.admin_url}/metrics")).text()
+    counted = re.findall(r"^fairlead_session_migrations_.*", page, re.MULTILINE)
+    assert await outcome(pool, "done") == len(staying), counted
     code, output = await draining
     assert (code, f"{drained} is drained and can be stopped" in output) == (0, True), output
     assert "sent no request" not in output, output

@@ -229,8 +229,11 @@ class Endpoint:
         usual = self.usual_prefill_tokens
         self.usual_prefill_tokens = usual + _NEWEST * (tokens - usual) if usual else float(tokens)
 
-    def peers_reported(self, load: Load) -> None:
-        """What the other sidecars have in flight here."""
+    def peers_reported(self, load: Load, now_s: float) -> None:
+        """What the other sidecars have in flight here; more that waits for prefill than before was sent since."""
+        sent = load.pending_prefill_tokens - self.peers.pending_prefill_tokens
+        if sent > 0:
+            self.prefills.takes(sent * self._speed.prefill_ms_per_token, now_s)
         self.load = self._load.minus(self.peers).plus(load)
         self.peers = load
         if self.notify is not None:

@@ -45,6 +45,10 @@ class PrefillEstimate:
         if not self._sent:
             self.due_s = now_s + prefill_ms / 1e3
         self._sent.append(_Sent(ticket, prefill_ms / 1e3, now_s))
+        self.takes(prefill_ms, now_s)
+
+    def takes(self, prefill_ms: float, now_s: float) -> None:
+        """Prompts were sent that take so long, by whomever."""
         self._began_s = min(self._began_s, now_s)
         self._busy_s = self._busy_s * exp((self._last_s - now_s) / BUSY_OVER_S) + prefill_ms / 1e3
         self._last_s = now_s

@@ -57,7 +57,7 @@ def build(config: Config, folder: Path) -> Services:
     def peers_report(address: str, load: Load) -> None:
         endpoint = router.pool.by_address.get(address)
         if endpoint is not None:
-            endpoint.peers_reported(load)
+            endpoint.peers_reported(load, clock_s())
 
     rates, admission = RateLimits(), Admission(router)
     store = open_store(

@@ -215,7 +215,7 @@ class InForce:
             router.sessions.forget_endpoint(address)
             router.planner.forget(address)
         for endpoint in pool.endpoints:
-            endpoint.peers_reported(services.store.load_of_peers(endpoint.address))
+            endpoint.peers_reported(services.store.load_of_peers(endpoint.address), services.clock_s())
         await services.observers.replace(config.observe, pool.endpoints)
         await services.kv_following.follow(config, pool.endpoints)
 

@@ -58,11 +58,11 @@ class Sidecar:
         """Put in force what answers taught."""
         self.learner.settle(self.router.pool)
 
-    def peers_reported(self, sent: list[list[Load]], own: int) -> None:
+    def peers_reported(self, sent: list[list[Load]], own: int, now_s: float) -> None:
         """`sent` is the load of each sidecar at each endpoint; `own` is which of them this one is."""
         for place, endpoint in enumerate(self.endpoints):
             load = Load()
             for which, loads in enumerate(sent):
                 if which != own:
                     load = load.plus(loads[place])
-            endpoint.peers_reported(load)
+            endpoint.peers_reported(load, now_s)

@@ -356,10 +356,10 @@ class Simulation:
         for sidecar in self.sidecars:
             sidecar.learn()
 
-    def _share_load(self, _: float) -> None:
+    def _share_load(self, now_ms: float) -> None:
         sent = [[endpoint.own for endpoint in sidecar.endpoints] for sidecar in self.sidecars]
         for number, sidecar in enumerate(self.sidecars):
-            sidecar.peers_reported(sent, number)
+            sidecar.peers_reported(sent, number, now_ms / 1e3)
 
     def _probe(self, now_ms: float) -> None:
         for sidecar in self.sidecars:
