@@ -103,7 +103,7 @@ class OverNixl:
 
     def __call__(self, number: int) -> Extra:
         connector = {
-            "kv_connector": "QuietNixlConnector",
+            "kv_connector": "PausingNixlConnector",
             "kv_connector_module_path": "lab.training.nixl_connector",
         }
         few = ("--num-gpu-blocks-override", str(_NIXL_BLOCKS))

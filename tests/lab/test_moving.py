@@ -1,8 +1,8 @@
 """KV moves between two real vLLM servers over TCP, with Fairlead and a real Envoy in front: sessions, and prompts that
 one of the servers computes for the other.
 
-The servers are those of the lab, first with vLLM's Mooncake connector and then with its NIXL connector. Prompts are
-longer than what the tiny models learned: what they answer means nothing. That it is the same, with the same
+The servers are those of the lab, first with vLLM's Mooncake connector and then, for prompts only, with NIXL. Prompts
+are longer than what the tiny models learned: what they answer means nothing. That it is the same, with the same
 probabilities, is what counts.
 """
 
@@ -108,6 +108,7 @@ async def lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
                 yield Lab(engines, moving, folder, front, client, admin)
 
 
+@pytest.mark.parametrize("lab", [OverMooncake], indirect=True, scope="module")
 async def test_a_moved_session_finds_its_context_on_the_target_and_gets_the_same_answer(lab: Lab) -> None:
     home = (await lab.turn("s", 0)).headers["x-fairlead-endpoint"]
     target = next(engine.address for engine in lab.engines.running if engine.address != home)
