@@ -217,17 +217,16 @@ def verdicts(found: Found) -> str:
     )
 
 
-def settings() -> Iterator[tuple[str, int, int]]:
-    """Policies that differ in their rules of moving, with T_hot and T_cool."""
-    for hot, cool_s in product(HOT_TOKENS, COOL_DOWNS_S):
-        yield f"ear+pull:hot_tokens={hot}:cool_down_s={cool_s}", hot, cool_s
+SETTINGS: Final = {
+    f"ear+pull:hot_tokens={hot}:cool_down_s={cool_s}": hot for hot, cool_s in product(HOT_TOKENS, COOL_DOWNS_S)
+}  # policies that differ in their rules of moving, with T_hot
 
 
-def sensitivity(found: Found, tried: Found) -> str:
+def sensitivity(found: Found) -> str:
     """The p95 of all and the worst engine's p90 over those of `ear` without moves, for each setting."""
     cells: dict[int, list[str]] = {hot: [] for hot in HOT_TOKENS}
-    for policy, hot, _ in settings():
-        runs, ratios = tried[policy], []
+    for policy, hot in SETTINGS.items():
+        runs, ratios = found[policy], []
         for measure in ("p95 of all", "worst engine's p90"):
             value = MEASURES[measure]
             ratios.append(ratio([value(run) for run in runs], [value(run) for run in found["ear"][: len(runs)]]).mean)
@@ -305,16 +304,12 @@ def main() -> None:
     tried_seeds, parts = min(SETTINGS_SEEDS, asked.seeds), []
     context = multiprocessing.get_context("spawn")
     with Progress() as progress, ProcessPoolExecutor(asked.jobs, mp_context=context) as pool:
-        each = len(POLICIES) * asked.seeds + len(tuple(settings())) * tried_seeds
+        each = len(POLICIES) * asked.seeds + len(SETTINGS) * tried_seeds
         task = progress.add_task("runs", total=len(scenes) * each)
         for scene in scenes:
             faster = scene.load * faster_at(scene, asked.draws)
-            jobs = [Job(policy, scene, seed, asked.draws, faster) for seed in range(asked.seeds) for policy in POLICIES]
-            jobs += [
-                Job(policy, scene, seed, asked.draws, faster)
-                for policy, *_ in settings()
-                for seed in range(tried_seeds)
-            ]
+            runs = [*product(POLICIES, range(asked.seeds)), *product(SETTINGS, range(tried_seeds))]
+            jobs = [Job(policy, scene, seed, asked.draws, faster) for policy, seed in runs]
             found: Found = {}
             for job, run in zip(jobs, pool.map(done, jobs), strict=True):
                 found.setdefault(job.policy, []).append(run)
@@ -330,7 +325,7 @@ def main() -> None:
                 "Where moves pay: p95 of all and the worst engine's p90 with `ear+pull` over `ear` without moves, and "
                 f"the share of requests that moved, for other settings (seeds 0 to {tried_seeds - 1}):"
             )
-            parts.append(sensitivity(policies, found))
+            parts.append(sensitivity(found))
             write(asked.out, command, asked.seeds, parts)
 
 

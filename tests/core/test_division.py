@@ -13,7 +13,6 @@ from fairlead.core.candidates import candidates
 from fairlead.core.division import Division, divisions
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.in_flight import InFlight
-from fairlead.core.ledger import Ticket
 from fairlead.core.prefill_decode import PrefillChoice, alone, prefilling_by_model
 from fairlead.core.reported import EngineIdentity
 from tests.core.world import World, carries, request
@@ -38,9 +37,7 @@ def at(world: World, address: str) -> Endpoint:
 def computes(endpoint: Endpoint, share: float, seconds: int = 120) -> None:
     """Prompts that take this share of its time."""
     for second in range(seconds):
-        ticket = Ticket(endpoint, 1, 1)
-        endpoint.prefills.expect(ticket, 1e3 * share, float(second))
-        ticket.release()
+        endpoint.prefills.takes(1e3 * share, float(second))
 
 
 def choice(world: World, now_s: float = 120.0) -> PrefillChoice:
@@ -59,9 +56,8 @@ def test_the_first_prompt_at_an_engine_that_only_decodes_pays_for_what_would_fol
         carries(at(world, address), inflight_requests=30, decoding_requests=30)
     ways = choice(world)
     assert ways.alone.decoder == DECODER
-    assert ways.alone.decode_ms == pytest.approx(
-        2 * ways.split.decode_ms, rel=0.1
-    )  # half of the pool's time is prompts
+    # Prompts take half of the pool's time.
+    assert ways.alone.decode_ms == pytest.approx(2 * ways.split.decode_ms, rel=0.1)
 
 
 def test_a_crowd_at_an_engine_keeps_no_prompts_away_where_dividing_does_not_pay() -> None:

@@ -8,8 +8,8 @@ many answers under way that a prompt there seems to cost more than any transfer.
     divided = alone * (1 + slowdown * n / (1 - busy)) + transfer
 
 `busy` is the share of their time that prompts take, `n` the answers that are under way at each on average, and `alone`
-the time of an answer that nothing slows. If prompts have engines of their own, the fewer others have more answers each,
-which slow each other as much as prompts did: so dividing pays where transfer < alone * busy / (1 - busy). There nobody
+the time of an answer that nothing slows. Answers slow each other for as long either way: fewer engines have more of
+them each, or each is prolonged by prompts. So dividing pays where transfer < alone * busy / (1 - busy). There nobody
 gains by being the first to compute a prompt at an engine where no others are computed. Elsewhere the crowd at an engine
 that only decodes keeps no prompts away from it.
 """
@@ -28,7 +28,7 @@ _KEPT_S: Final = 0.05  # means over a large pool, which change slowly
 
 
 class Division:
-    """Means over the endpoints of one model that answer; `look` comes before each use."""
+    """Means over the endpoints of one model that answer; `look` comes first in each decision."""
 
     __slots__ = ("_answering", "_until_s", "busy_share", "inflight_requests")
 

@@ -15,6 +15,7 @@ import msgspec
 
 from fairlead.core.advice import Advice, Options
 from fairlead.core.candidates import NO_NEEDS, Candidate
+from fairlead.core.division import Division
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
 from fairlead.core.placement import Placement
@@ -76,7 +77,10 @@ class Halves(Placement, Advice):
         if split is None:
             return None, ranking
         ones = [first] if must else self._alone(ranking)
-        single = min([self._by_itself(each, now_s) for each in ones], key=Hops.total_ms)
+        division = self.pool.divisions.get(first.model)
+        if division is not None:
+            division.look(now_s)
+        single = min([self._by_itself(each, division, now_s) for each in ones], key=Hops.total_ms)
         cached = min(cached_tokens.get(split.prefiller, 0), request.tokens)
         choice = PrefillChoice(single, split, cached, blocks.get(split.prefiller, 0), must_split=must)
         if not choice.is_split:
@@ -109,9 +113,9 @@ class Halves(Placement, Advice):
                 best = split
         return best
 
-    def _by_itself(self, at: Candidate, now_s: float) -> Hops:
+    def _by_itself(self, at: Candidate, division: Division | None, now_s: float) -> Hops:
         endpoint = self.pool.by_address[at.address]
-        return alone(at, endpoint, now_s, self.pool.divisions.get(at.model), self.transfers.ms_per_token(endpoint))
+        return alone(at, endpoint, now_s, division, self.transfers.ms_per_token(endpoint))
 
     def _alone(self, ranking: Ranking) -> list[Candidate]:
         """Who may do both halves: of the model of the first, which may."""

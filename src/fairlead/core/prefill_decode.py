@@ -119,11 +119,10 @@ def may_pass_on(source: Endpoint, target: Endpoint) -> bool:
 def alone(
     at: Candidate, decoder: Endpoint, now_s: float, division: Division | None = None, transfer_ms_per_token: float = 0.0
 ) -> Hops:
-    """`division` is that of the decoder's model, if its engines may divide their work in other ways."""
+    """`division` is that of the decoder's model as of now, if its engines may divide their work in other ways."""
     prefill_ms = at.prefill_ms_per_token * at.uncached_tokens
     busy_share, delayed = decoder.prefills.busy_share(now_s), float(at.inflight_requests)
     if division is not None:
-        division.look(now_s)
         transfer_ms = TRANSFER_SETUP_MS + transfer_ms_per_token * at.uncached_tokens
         if division.pays(at.decode_ms_per_token * at.output_tokens, transfer_ms):
             busy_share = max(busy_share, division.busy_share)
