@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairlead.core.candidates import candidates
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.in_flight import InFlight
 from fairlead.core.ledger import Ticket
 from fairlead.core.load import Load
 from fairlead.core.observation import Observation
 from fairlead.core.policy import Refusal
-from fairlead.core.prefill_decode import PrefillChoice
+from fairlead.core.prefill_decode import Hops, PrefillChoice, cheapest_split, offers
 from fairlead.core.reported import EngineIdentity
 from tests.core.world import World, carries, request
 
@@ -155,6 +157,42 @@ def test_engines_that_cannot_pass_a_prompt_on_are_not_asked_to(fields: dict[str,
     in_flight = world.router.admit(asked)
     assert isinstance(in_flight, InFlight)
     assert in_flight.decision.prefill is None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["nixl", "mooncake"]), st.floats(0.01, 1.0), st.integers(0, 40), st.integers(0, 60_000)
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    st.lists(st.integers(0, LONG), min_size=12, max_size=12),
+    st.integers(0, 70_000),
+)
+def test_of_many_that_can_compute_a_prompt_the_cheapest_for_all_does(
+    others: list[tuple[str, float, int, int]], cached: list[int], waiting: int
+) -> None:
+    world = World()
+    decoder = world.endpoint(DECODE, role="decode", kv_connector="nixl", identity=SAFE)
+    carries(decoder, inflight_requests=8, decoding_requests=8, pending_prefill_tokens=waiting)
+    able = []
+    for i, (connector, ms_per_token, requests, pending) in enumerate(others):
+        each = world.endpoint(
+            f"10.0.1.{i}:1", role="prefill", kv_connector=connector, identity=SAFE, prefill_ms_per_token=ms_per_token
+        )
+        carries(each, inflight_requests=requests, pending_prefill_tokens=pending)
+        able.append(each)
+    held = {each.address: tokens for each, tokens in zip(able, cached, strict=False)}
+    (at,) = candidates([decoder], request(tokens=LONG), {})
+
+    def by(prefillers: Sequence[Endpoint]) -> Hops | None:
+        return cheapest_split(at, decoder, offers(prefillers, LONG, held), LONG, 0.05, 0.0)
+
+    chosen, each_alone = by(able), [found for each in able if (found := by([each])) is not None]
+    assert (chosen is None) == (not each_alone)
+    if chosen is not None:
+        assert chosen.total_ms() == pytest.approx(min(way.total_ms() for way in each_alone))
 
 
 def test_a_prefill_endpoint_that_is_down_or_outside_the_gateways_subset_is_not_asked() -> None:

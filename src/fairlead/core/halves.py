@@ -68,7 +68,8 @@ class Halves(Placement, Advice):
             return None, ranking
         able = self._prefillers(request, first.model, subset)
         for endpoint in able:
-            endpoint.prefills.settle(now_s)
+            if endpoint.prefills.due_s <= now_s:
+                endpoint.prefills.settle(now_s)
         self.forget_restarted(able)
         alike = [e for e in options.endpoints if e.model == first.model and not (must and e.spec.answers_alone)]
         whole = dict.fromkeys([e.address for e in alike], request.tokens)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -70,18 +70,12 @@ class PrefillChoice(msgspec.Struct, frozen=True, gc=False):
         return self.split if self.is_split else self.alone
 
 
-class Prefiller(NamedTuple):
-    """What computing one prompt takes at an endpoint that would do it for another."""
+Offer = tuple[float, int, Endpoint, int]
+"""Of an endpoint that would compute a prompt for another one; what is less takes less.
 
-    endpoint: Endpoint
-    wait_ms: float
-    prefill_ms: float
-    stall_ms: float
-
-    @property
-    def ready_ms(self) -> float:
-        """Until the prompt is computed."""
-        return self.endpoint._rtt_ms + self.wait_ms + self.prefill_ms
+The ms until it is computed, with what others lose meanwhile, and without what decoding would wait for; the endpoint's
+place among those that were asked; the endpoint; the tokens that it has not cached.
+"""
 
 
 def prefilling_by_model(endpoints: Iterable[Endpoint]) -> Mapping[str, tuple[Endpoint, ...]]:
@@ -140,25 +134,27 @@ def alone(
     )
 
 
-def offers(among: Iterable[Endpoint], tokens: int, cached_tokens: Mapping[str, int]) -> list[Prefiller]:
-    """What each would take for a prompt of `tokens`; `cached_tokens` by address."""
-    found = []
-    for e in among:
-        load, ms = e._load, e._speed.prefill_ms_per_token
-        prefill_ms = ms * (tokens - min(cached_tokens.get(e.address, 0), tokens))
-        found.append(Prefiller(e, ms * load.pending_prefill_tokens, prefill_ms, prefill_ms * load.inflight_requests))
+def offers(among: Iterable[Endpoint], tokens: int, cached_tokens: Mapping[str, int]) -> list[Offer]:
+    """Who would compute a prompt of `tokens`, least first; `cached_tokens` by address."""
+    found, cached_at = [], cached_tokens.get
+    for position, e in enumerate(among):  # there may be a thousand
+        load = e._load
+        uncached = max(0, tokens - cached_at(e.address, 0))
+        tokens_ms = load.pending_prefill_tokens + uncached * (1 + load.inflight_requests)
+        found.append((e._rtt_ms + e._speed.prefill_ms_per_token * tokens_ms, position, e, uncached))
+    found.sort()
     return found
 
 
 def cheapest_split(
     at: Candidate,
     decoder: Endpoint,
-    among: Iterable[Prefiller],
+    among: Iterable[Offer],
     lacking_tokens: int,
     transfer_ms_per_token: float,
     now_s: float,
 ) -> Hops | None:
-    """By the best of `among` for a prompt that `at` decodes; None if no one can, or its KV would not keep.
+    """By the best of `among`, least first, for a prompt that `at` decodes; None if no one can or its KV would not keep.
 
     `lacking_tokens` are those that `at` has not cached, which must be transferred.
     """
@@ -166,22 +162,26 @@ def cheapest_split(
     if queue_ms > _LONGEST_WAIT_MS and decoder.spec.answers_alone:
         return None
     transfer_ms = TRANSFER_SETUP_MS + transfer_ms_per_token * lacking_tokens
-    best, best_ms, left_ms = None, inf, 0.0
-    for p in among:
-        ready_ms = p.ready_ms
-        left = queue_ms - ready_ms - transfer_ms
-        ms = ready_ms + p.stall_ms + (left if left > 0 else 0.0)
-        if ms < best_ms and may_pass_on(p.endpoint, decoder):
-            best, best_ms, left_ms = p, ms, max(0.0, left)
+    best: Offer | None = None
+    best_ms, left_ms = inf, 0.0
+    for offer in among:
+        own_ms, _, prefiller, uncached = offer
+        if own_ms >= best_ms:
+            break
+        left = max(0.0, queue_ms - (own_ms - _stall_ms(prefiller, uncached)) - transfer_ms)
+        if own_ms + left < best_ms and may_pass_on(prefiller, decoder):
+            best, best_ms, left_ms = offer, own_ms + left, left
     if best is None:
         return None
+    _, _, prefiller, uncached = best
+    ms = prefiller._speed.prefill_ms_per_token
     return Hops(
         at.address,
-        best.endpoint.address,
-        at.rtt_ms + best.endpoint._rtt_ms,
-        best.wait_ms + left_ms,
-        best.prefill_ms,
-        best.stall_ms + _others_lose_ms(at, at.output_tokens + 1),
+        prefiller.address,
+        at.rtt_ms + prefiller._rtt_ms,
+        ms * prefiller._load.pending_prefill_tokens + left_ms,
+        ms * uncached,
+        _stall_ms(prefiller, uncached) + _others_lose_ms(at, at.output_tokens + 1),
         transfer_ms,
         _decode_ms(at, decoder.prefills.busy_share(now_s), at.output_tokens + 1),
     )
@@ -192,6 +192,10 @@ def may_pay(at: Candidate) -> bool:
     prefill_ms = at.prefill_ms_per_token * at.uncached_tokens
     queue_ms = at.prefill_ms_per_token * at.pending_prefill_tokens
     return queue_ms + prefill_ms * (1 + at.inflight_requests) > TRANSFER_SETUP_MS
+
+
+def _stall_ms(prefiller: Endpoint, uncached_tokens: int) -> float:
+    return prefiller._speed.prefill_ms_per_token * uncached_tokens * prefiller._load.inflight_requests
 
 
 def _decode_ms(at: Candidate, busy_share: float, tokens: float) -> float:
