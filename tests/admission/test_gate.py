@@ -11,6 +11,7 @@ from fairlead.admission.waiting import Lane
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
 from fairlead.core.ledger import Ticket
+from fairlead.core.load import Load
 from fairlead.core.migration import NOTHING_IS_HOT
 from fairlead.core.placement import Placement
 from fairlead.core.pool import Pool
@@ -194,4 +195,4 @@ def test_what_was_just_sent_does_not_count_against_its_own_room() -> None:
     endpoint = make_endpoint("a:1", inflight_requests=2, pending_prefill_tokens=9000, prefill_ms_per_token=0.1)
     gate = gate_of([endpoint], 500.0)
     assert not gate.has_room(endpoint, "m", 0.0)
-    assert gate.has_room(endpoint, "m", 0.0, own_requests=1, own_tokens=8000)
+    assert gate.has_room(endpoint, "m", 0.0, own=Load(1, 8000, 8000))

@@ -66,7 +66,7 @@ def test_what_is_sent_counts_as_load_as_cached_and_as_the_sessions_binding_until
     world, tuner = world_of_two()
     in_flight = sent(world)
     endpoint = world.router.pool.by_address[in_flight.address]
-    assert endpoint.load == Load(1, 512, 512, 0)
+    assert endpoint.load == Load(1, 512, 512, 0, 512**2 // 2)
     assert world.router.index.match(PROMPT, 1.0) == {in_flight.address: 4}
     assert world.router.sessions.address_of(session_key(b"s")) == in_flight.address
     in_flight.served(in_flight.address, 200, 2.0, in_one_piece=False)

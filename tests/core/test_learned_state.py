@@ -8,7 +8,7 @@ import pytest
 from fairlead.core.learned_state import LearnedState, restore, snapshot
 from fairlead.core.learning import Learner
 from fairlead.core.pool import Pool
-from tests.core.test_learning import PROSE, learn, seen
+from tests.core.test_learning import PROSE, learn, of_all_lengths, seen
 from tests.core.world import make_endpoint
 
 
@@ -30,6 +30,22 @@ def test_every_constant_is_as_it_was() -> None:
         for name in was.speed.__struct_fields__:
             assert getattr(is_now.speed, name) == pytest.approx(getattr(was.speed, name), rel=0.02)
     assert learner.rates("m", after)[PROSE] == pytest.approx(1.3, rel=0.02)
+
+
+def test_how_prefill_grows_is_kept() -> None:
+    learner, pool = Learner(), new_pool()
+    learned = learn(new_pool(), *of_all_lengths(60, 6e-5))
+    restore(through_a_file(learned), learner, pool, now_s=0.0, unix_s=5000.0)
+    assert pool.endpoints[1].speed.prefill_growth == pytest.approx(6e-5, rel=0.1)
+
+
+def test_a_file_of_before_there_was_growth_is_read() -> None:
+    learner, pool = Learner(), new_pool()
+    written = msgspec.to_builtins(snapshot(learn(new_pool(), *[seen()] * 10), now_s=100.0, unix_s=5000.0))
+    del written["models"]["m"]["prefill_growth"]
+    written["models"]["m"]["works"] = [work[:9] for work in written["models"]["m"]["works"]]
+    restore(msgspec.convert(written, LearnedState), learner, pool, now_s=0.0, unix_s=5000.0)
+    assert pool.endpoints[1].speed.prefill_ms_per_token == pytest.approx(0.2)
 
 
 def test_the_age_of_what_was_learned_counts_the_time_in_between() -> None:

@@ -15,6 +15,7 @@ from fairlead.core.learned_times import LEAST_LOADS, LEAST_SAMPLES
 from fairlead.core.learning import Learner
 from fairlead.core.observation import Observation
 from fairlead.core.pool import Pool
+from fairlead.core.prefill_work import attended_tokens, work_tokens
 from fairlead.core.text_kinds import NUMBER
 from fairlead.core.token_model import RATES_BEFORE
 from tests.core.world import make_endpoint
@@ -200,6 +201,74 @@ def test_what_each_request_costs_is_learned_apart_from_its_tokens_and_put_in_for
     learn(pool, *[seen(prompt_tokens=n, first_token_ms=10.0 + 40.0 + 0.05 * n) for n in lengths] * 4)
     assert pool.endpoints[0].speed.fixed_ms == pytest.approx(40.0, rel=0.25)
     assert pool.endpoints[2].speed.fixed_ms == 0.0  # another model
+
+
+def grows(prompt: int, cached: int = 0, growth: float = 6e-5, noise: float = 1.0, **more: object) -> Observation:
+    """A prompt whose tokens take the longer, the more of it is before them: 0.2 ms at its beginning."""
+    took_ms = 0.2 * work_tokens(prompt - cached, cached, growth) * noise
+    return seen(prompt_tokens=prompt, cached_tokens=cached, first_token_ms=10.0 + took_ms, **more)
+
+
+def of_all_lengths(count: int, growth: float, spread: float = 0.0, seed: int = 1) -> list[Observation]:
+    rng = Random(seed)
+    lengths = [int(rng.lognormvariate(8.5, 1.2)) + 1 for _ in range(count)]
+    return [grows(n, rng.choice([0, n // 2]), growth, rng.lognormvariate(0.0, spread)) for n in lengths]
+
+
+def test_how_prefill_grows_is_learned_from_prompts_of_different_lengths_and_in_force_on_every_engine(
+    pool: Pool,
+) -> None:
+    learn(pool, *of_all_lengths(60, 6e-5))
+    for endpoint in pool.endpoints[:2]:
+        assert endpoint.speed.prefill_growth == pytest.approx(6e-5, rel=0.1)
+        assert endpoint.speed.prefill_ms(60_000, 20_000) == pytest.approx(
+            0.2 * work_tokens(40_000, 20_000, 6e-5), rel=0.1
+        )
+    assert pool.endpoints[2].speed.prefill_growth == 0.0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_is_found_through_noise(pool: Pool, seed: int) -> None:
+    learn(pool, *of_all_lengths(100, 6e-5, 0.2, seed))
+    speed = pool.endpoints[0].speed
+    assert speed.prefill_ms(60_000, 0) == pytest.approx(0.2 * work_tokens(60_000, 0, 6e-5), rel=0.3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_is_not_taken_for_growth(pool: Pool, seed: int) -> None:
+    learn(pool, *of_all_lengths(100, 0.0, 0.2, seed))
+    assert pool.endpoints[0].speed.prefill_ms(60_000, 0) == pytest.approx(0.2 * 60_000, rel=0.2)
+
+
+def test_prompts_that_are_all_alike_show_no_growth(pool: Pool) -> None:
+    rng = Random(1)
+    learn(pool, *[grows(4000, noise=rng.lognormvariate(0.0, 0.1)) for _ in range(100)])
+    assert pool.endpoints[0].speed.prefill_growth == 0.0
+    assert pool.endpoints[0].speed.prefill_ms(4000, 0) == pytest.approx(0.2 * work_tokens(4000, 0, 6e-5), rel=0.1)
+
+
+def test_what_is_known_of_it_stays_while_prompts_are_all_alike(pool: Pool) -> None:
+    learner = learn(pool, *of_all_lengths(60, 6e-5))
+    for each in one_after_another([grows(2000)] * 300):
+        learner.observe(each, pool)
+        learner.settle(pool)
+    assert pool.endpoints[0].speed.prefill_growth == pytest.approx(6e-5, rel=0.1)
+
+
+def test_an_engine_that_no_longer_grows_is_seen_to(pool: Pool) -> None:
+    learner = learn(pool, *of_all_lengths(60, 6e-5))
+    for each in one_after_another(of_all_lengths(300, 0.0)):
+        learner.observe(each, pool)
+        learner.settle(pool)
+    assert pool.endpoints[0].speed.prefill_ms(60_000, 0) == pytest.approx(0.2 * 60_000, rel=0.1)
+
+
+def test_others_long_prompts_are_not_taken_for_slow_decoding(pool: Pool) -> None:
+    others = attended_tokens(50_000, 50_000)
+    stalled_ms = 0.2 * (50_000 + 6e-5 * others)
+    stalled = seen(decode_ms=990.0 + stalled_ms, prefilled_tokens=50_000, prefilled_attended_tokens=others)
+    learn(pool, *of_all_lengths(60, 6e-5), *[stalled, seen()] * 20)
+    assert pool.endpoints[0].speed.decode_ms_per_token == pytest.approx(10.0, rel=0.05)
 
 
 def test_an_engine_that_takes_longer_for_each_request_is_not_taken_for_one_that_is_slow_at_each_token(

@@ -10,33 +10,34 @@ from fairlead.core.ledger import Ticket
 from tests.core.world import make_endpoint
 
 
-def load(endpoint: Endpoint) -> tuple[int, int, int, int]:
+def load(endpoint: Endpoint) -> tuple[int, int, int, int, int]:
     e = endpoint
     return (
         e.load.inflight_requests,
         e.load.inflight_prompt_tokens,
         e.load.pending_prefill_tokens,
         e.load.decoding_requests,
+        e.load.pending_attended_tokens,
     )
 
 
 def test_a_ticket_takes_its_load_at_once() -> None:
     endpoint = make_endpoint("a:1", "m")
     Ticket(endpoint, 100, 40)
-    assert load(endpoint) == (1, 100, 40, 0)
+    assert load(endpoint) == (1, 100, 40, 0, 3200)
 
 
 def test_after_the_first_token_nothing_of_the_prompt_waits() -> None:
     endpoint = make_endpoint("a:1", "m")
     Ticket(endpoint, 100, 40).prefilled()
-    assert load(endpoint) == (1, 100, 0, 1)
+    assert load(endpoint) == (1, 100, 0, 1, 0)
 
 
 def test_a_moved_ticket_weighs_on_its_new_endpoint_only() -> None:
     old, new = make_endpoint("a:1", "m"), make_endpoint("b:1", "m")
     ticket = Ticket(old, 100, 40)
     ticket.move(new)
-    assert (load(old), load(new)) == ((0, 0, 0, 0), (1, 100, 40, 0))
+    assert (load(old), load(new)) == ((0, 0, 0, 0, 0), (1, 100, 40, 0, 3200))
 
 
 STEP = st.tuples(st.integers(0, 7), st.sampled_from(["take", "prefilled", "move", "release"]), st.integers(0, 2))
@@ -65,4 +66,4 @@ def test_any_interleaving_never_goes_below_zero_and_ends_at_zero(
         assert min(min(load(endpoint)) for endpoint in endpoints) >= 0
     for ticket in tickets.values():
         ticket.release()
-    assert [load(endpoint) for endpoint in endpoints] == [(0, 0, 0, 0)] * 3
+    assert [load(endpoint) for endpoint in endpoints] == [(0, 0, 0, 0, 0)] * 3

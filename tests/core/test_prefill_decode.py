@@ -71,7 +71,7 @@ def test_a_long_prompt_is_computed_elsewhere_where_it_would_stall_others() -> No
     assert in_flight.hop is not None
     assert in_flight.hop.address == PREFILL
     prefill, decode = loads(world)
-    assert prefill == Load(1, LONG, LONG)
+    assert prefill == Load(1, LONG, LONG, 0, LONG**2 // 2)
     assert decode == Load(1, LONG, 0)
 
 
@@ -294,7 +294,7 @@ def test_a_failed_prefill_is_computed_where_it_is_decoded() -> None:
     in_flight.prefill_failed(1.0, blames=True)
     in_flight.sent(in_flight.request, 1.0)
     prefill, decode = loads(world)
-    assert (prefill, decode) == (Load(), Load(1, LONG, LONG))
+    assert (prefill, decode) == (Load(), Load(1, LONG, LONG, 0, LONG**2 // 2))
     assert world.router.index.match((1, 2, 3, 4), 1.0) == {DECODE: 4}
 
 

@@ -47,8 +47,16 @@ speeds = st.builds(
     st.just(0.015),
     st.sampled_from([64.0, 256.0]),
     fixed_ms=st.sampled_from([0.0, 0.1, 300.0]),
+    prefill_growth=st.sampled_from([0.0, 0.0, 6e-5, 1e-3]),
 )
-loads = st.builds(Load, st.integers(0, 4), st.integers(0, 9999), st.sampled_from([0, 500, 70_000]), st.integers(0, 4))
+loads = st.builds(
+    Load,
+    st.integers(0, 4),
+    st.integers(0, 9999),
+    st.sampled_from([0, 500, 70_000]),
+    st.integers(0, 4),
+    st.sampled_from([0, 70_000**2 // 2]),
+)
 endpoints = st.tuples(
     st.sampled_from(MODELS[:2] * 3 + MODELS[2:]), rtts, st.sampled_from([None, None, 2000, 9000]), loads, speeds
 )
@@ -158,7 +166,7 @@ class History:
                     EngineReport(running_requests=1, adapter_slots=2, running_adapters=value, stale=False)
                 )
             case "strangers":
-                endpoint.usual_prefill_tokens = 500.0
+                endpoint.usual_prefill_tokens, endpoint.usual_attended_tokens = 500.0, 125_000.0
                 running, waiting = value
                 for read_s in (1.0, 1.25):
                     endpoint.reported(

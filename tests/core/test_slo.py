@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.core.candidates import candidates
+from fairlead.core.endpoint import Speed
 from fairlead.core.load import Load
 from fairlead.core.objective import Slo
 from fairlead.core.policy import Decision, Refusal
@@ -85,14 +86,16 @@ def test_time_that_was_waited_is_gone() -> None:
     strangers=st.integers(0, 5_000),
     decoding=st.integers(0, 100),
     cached=st.integers(0, 2_000),
+    growth=st.sampled_from([0.0, 6e-5]),
     ttft_ms=st.floats(0, 20_000),
     tpot_ms=st.floats(0, 100),
 )
 def test_an_endpoint_meets_it_exactly_if_its_expected_times_do(
-    pending: int, strangers: int, decoding: int, cached: int, ttft_ms: float, tpot_ms: float
+    pending: int, strangers: int, decoding: int, cached: int, growth: float, ttft_ms: float, tpot_ms: float
 ) -> None:
     endpoint = make_endpoint("a:1", pending_prefill_tokens=pending, inflight_requests=decoding, rtt_ms=3.0)
-    endpoint.strangers = Load(1, pending_prefill_tokens=strangers)
+    endpoint.strangers = Load(1, pending_prefill_tokens=strangers, pending_attended_tokens=strangers**2 // 2)
+    endpoint.speed = Speed(0.1, 20.0, prefill_growth=growth)
     facts = request()
     held = {"a:1": min(cached, facts.tokens)}
     (candidate,) = candidates([endpoint], facts, held)

@@ -27,6 +27,7 @@ def metrics(services: Services) -> Iterator[Metric]:
 
 def _speeds(learner: Learner, pool: Pool, now_s: float) -> Iterator[Metric]:
     prefill = _gauge("learned_prefill_seconds_per_token", "Prefill of one uncached token", "endpoint", "model")
+    growth = _gauge("learned_prefill_growth_ratio", "Added to it by 1,000 tokens before it", "endpoint", "model")
     decode = _gauge("learned_decode_seconds_per_token", "Decoding of one token, alone", "endpoint", "model")
     fixed = _gauge("learned_request_seconds", "What each request takes, whatever its length", "endpoint", "model")
     slowdown = _gauge("learned_batch_slowdown_ratio", "Added to it by each other request", "endpoint", "model")
@@ -45,6 +46,7 @@ def _speeds(learner: Learner, pool: Pool, now_s: float) -> Iterator[Metric]:
         times, labels = learner.models.get(endpoint.model), (endpoint.address, endpoint.model)
         if times is not None and times.knows_prefill:
             prefill.add_metric(labels, endpoint.speed.prefill_ms_per_token / 1e3)
+            growth.add_metric(labels, endpoint.speed.prefill_growth * 1e3)
             fixed.add_metric(labels, endpoint.speed.fixed_ms / 1e3)
         if times is not None and times.knows_decode:
             decode.add_metric(labels, endpoint.speed.decode_ms_per_token / 1e3)
@@ -59,7 +61,7 @@ def _speeds(learner: Learner, pool: Pool, now_s: float) -> Iterator[Metric]:
         since_s = times.since_s
         if since_s is not None:
             oldest.add_metric((model,), max(0.0, now_s - since_s))
-    yield from (prefill, fixed, decode, slowdown, adapter, samples, oldest)
+    yield from (prefill, growth, fixed, decode, slowdown, adapter, samples, oldest)
 
 
 def _tokens(learner: Learner) -> Iterator[Metric]:

@@ -161,7 +161,9 @@ def _endpoint(services: Services, e: Endpoint, sessions: int, ended: Counter[str
             "inflight_prompt_tokens": e.peers.inflight_prompt_tokens,
             "pending_prefill_tokens": e.peers.pending_prefill_tokens,
         },
+        "pending_prefill_ms": e.speed.pending_ms(e.load),  # everyone's, one after the other
         "prefill": _constant(services, e, "prefill", now_s),
+        "prefill_growth_per_1k": e.speed.prefill_growth * 1e3,  # by each 1,000 tokens of the prompt before a token
         "decode": _constant(services, e, "decode", now_s),
         "batch_slowdown": e.speed.batch_slowdown,
         "answer_tokens": e.speed.answer_tokens,

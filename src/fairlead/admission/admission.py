@@ -189,10 +189,8 @@ class Admission:
         if self.rules is None or isinstance(in_flight, Refusal):
             return in_flight
         chosen = self.router.pool.by_address.get(in_flight.address)
-        lane, own_tokens = self.lane(request.model, subset), request.tokens - in_flight.decision.cached_tokens
-        if in_flight.hop is not None:
-            own_tokens = 0  # computed elsewhere
-        if chosen is None or self.gate.has_room(chosen, lane.group, now_s, own_requests=1, own_tokens=own_tokens):
+        lane = self.lane(request.model, subset)
+        if chosen is None or self.gate.has_room(chosen, lane.group, now_s, own=in_flight.load):
             return in_flight
         in_flight.withdraw(now_s)
         elsewhere = router.admit(request, self._roomiest(request, lane, now_s) or subset, now_s, others)

@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 from fairlead.admission.waiting import Lane
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
+from fairlead.core.load import Load
+from fairlead.core.peers import NO_LOAD
 from fairlead.core.placement import Placement
 from fairlead.core.running_limit import REFUSAL_S
 from fairlead.core.slo import pace_ms
@@ -114,12 +116,11 @@ class Gate:
         group: str,
         now_s: float,
         *,
-        own_requests: int = 0,
-        own_tokens: int = 0,
+        own: Load = NO_LOAD,
         tokens: int = 0,
     ) -> bool:
-        """Whether `endpoint` has room for one more of `tokens`, apart from what was just sent there."""
-        return _has_room(endpoint, self._room(group), now_s, own_requests, own_tokens, tokens)
+        """Whether `endpoint` has room for one more of `tokens`, apart from its `own`, which was just sent there."""
+        return _has_room(endpoint, self._room(group), now_s, own, tokens)
 
     def roomiest(
         self, lane: Lane, now_s: float, tokens: int = 0, cached: Mapping[str, int] = NOTHING
@@ -172,7 +173,7 @@ def engine_ms(endpoint: Endpoint, request: RequestFacts, cached_tokens: int) -> 
     share of the step and what it slows the step by.
     """
     speed = endpoint.speed
-    prefill_ms = max(0, request.tokens - cached_tokens) * speed.prefill_ms_per_token
+    prefill_ms = speed.prefill_ms(request.tokens, cached_tokens)
     share = 1 / max(1, endpoint._load.inflight_requests) + speed.batch_slowdown
     decode_ms = answer_tokens(endpoint, request) * speed.decode_ms_per_token * min(1.0, share)
     return prefill_ms + decode_ms, prefill_ms
@@ -196,16 +197,14 @@ def _keeps_pace(lane: Lane, endpoint: Endpoint) -> bool:
     return lane.tpot_ms == inf or pace_ms(endpoint) <= lane.tpot_ms
 
 
-def _has_room(
-    endpoint: Endpoint, room: _Room, now_s: float, own_requests: int = 0, own_tokens: int = 0, tokens: int = 0
-) -> bool:
+def _has_room(endpoint: Endpoint, room: _Room, now_s: float, own: Load = NO_LOAD, tokens: int = 0) -> bool:
     if endpoint.prefills.due_s <= now_s:
         endpoint.prefills.settle(now_s)
-    load, report = endpoint._load, endpoint.report
-    if load.inflight_requests > own_requests:
-        waits_ms = (load.pending_prefill_tokens - own_tokens) * endpoint._speed.prefill_ms_per_token
+    load, report, speed = endpoint._load, endpoint.report, endpoint._speed
+    if load.inflight_requests > own.inflight_requests:
+        waits_ms = speed.pending_ms(load) - speed.pending_ms(own)
         if report.waiting_requests and not report.stale:  # some that by their estimates are done may still wait
             waits_ms = max(waits_ms, report.waiting_requests * room.usual_ms)
         if waits_ms > room.waits_ms:
             return False
-    return not _is_full(endpoint, room, now_s, own_requests, tokens)
+    return not _is_full(endpoint, room, now_s, own.inflight_requests, tokens)

@@ -11,6 +11,7 @@ import msgspec
 from fairlead.core.adapter_slots import AdapterNeed
 from fairlead.core.endpoint import USUAL_ANSWER_TOKENS, USUAL_SLOWDOWN, Endpoint
 from fairlead.core.facts import RequestFacts
+from fairlead.core.prefill_work import attention_tokens
 
 NO_NEEDS: Final[Mapping[str, AdapterNeed]] = MappingProxyType({})
 
@@ -21,6 +22,7 @@ class Standing(msgspec.Struct, frozen=True, gc=False):
     rtt_ms: float
     inflight_requests: int
     pending_prefill_tokens: int
+    pending_attention_tokens: float
     prefill_ms_per_token: float
     decode_ms_per_token: float
     batch_slowdown: float
@@ -28,7 +30,7 @@ class Standing(msgspec.Struct, frozen=True, gc=False):
     decoding_requests: int
     answer_tokens: float
     fixed_ms: float
-    strangers_tokens: int
+    strangers_tokens: float
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -60,7 +62,19 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     answer_tokens: float = USUAL_ANSWER_TOKENS  # of this model's answers on average, whatever this request allows
     adapter: AdapterNeed | None = None  # None: it names none, or has it loaded
     fixed_ms: float = 0.0  # of a request here, whatever its length
-    strangers_tokens: int = 0  # of requests that no sidecar we know of sent, which wait for prefill
+    strangers_tokens: float = 0  # work of requests that no sidecar we know of sent, which wait for prefill
+    attention_tokens: float = 0.0  # what attention adds to the work of the uncached tokens: see `core.prefill_work`
+    pending_attention_tokens: float = 0.0  # and to that of those which wait
+
+    @property
+    def work_tokens(self) -> float:
+        """What prefill of this request takes, in tokens at the beginning of a prompt."""
+        return self.uncached_tokens + self.attention_tokens
+
+    @property
+    def pending_work_tokens(self) -> float:
+        """What waits for prefill, in the same."""
+        return self.pending_prefill_tokens + self.pending_attention_tokens
 
 
 def fitting(endpoints: Sequence[Endpoint], request: RequestFacts) -> Sequence[Endpoint]:
@@ -91,7 +105,8 @@ def candidates(
     capability, success_probability = None, 1.0
     for e in endpoints:
         cached = min(cached_tokens.get(e.address, 0), tokens) if cached_tokens else 0
-        load, report, speed = e._load, e.report, e._speed
+        load, report, speed, others = e._load, e.report, e._speed, e._strangers
+        growth = speed.prefill_growth
         answer_tokens = speed.answer_tokens
         own = e._spec.capability if not name else e._spec.capability_of(name)
         if own is not capability:  # those of one model share it
@@ -126,7 +141,9 @@ def candidates(
                 answer_tokens,
                 needs.get(e.address) if needs else None,
                 speed.fixed_ms,
-                e._strangers.pending_prefill_tokens,
+                others.pending_work_tokens(growth) if growth else others.pending_prefill_tokens,
+                attention_tokens(tokens - cached, cached, growth) if growth else 0.0,
+                growth * load.pending_attended_tokens,
             )
         )
     return options

@@ -18,21 +18,22 @@ Prices = tuple[float, float, float, float, float, float, float]
 """The prices of one endpoint at this moment, in ms: network, fixed, queue, prefill, contention, decode, network
 spread.
 
-L = network + fixed + queue + uncached tokens * (prefill + least in flight * contention) + output tokens * decode
+L = network + fixed + queue + work * (prefill + least in flight * contention) + output tokens * decode
 
-Network, fixed and queue count once for a request; prefill for each uncached token; contention for each uncached token
-and each request in flight at the least loaded endpoint that the request may go to; decode for each token of the answer.
+Network, fixed and queue count once for a request; prefill for each token of the work that its uncached tokens are (see
+`core.prefill_work`); contention for each of these and each request in flight at the least loaded endpoint that the
+request may go to; decode for each token of the answer.
 The spread is by how much the network's time may be too high, as measurements of it vary: see `ranking.in_order`.
 """
 
 
 def latency_terms(
-    prices: Prices, uncached_tokens: int, least_inflight: int, output_tokens: float
+    prices: Prices, work_tokens: float, least_inflight: int, output_tokens: float
 ) -> tuple[float, float, float, float, float]:
     """Network, fixed, prefill, queue and decoding, in ms: L at one endpoint in its terms."""
     network_ms, fixed_ms, queue_ms, prefill_ms, contention_ms, decode_ms, _ = prices
     prefill_ms += least_inflight * contention_ms
-    return network_ms, fixed_ms, uncached_tokens * prefill_ms, queue_ms, output_tokens * decode_ms
+    return network_ms, fixed_ms, work_tokens * prefill_ms, queue_ms, output_tokens * decode_ms
 
 
 def adapter_ms(need: AdapterNeed, prefill_ms: float) -> float:
@@ -44,7 +45,7 @@ def costs_ms(
     once_ms: Iterable[float],
     prefill_ms: Iterable[float],
     decode_ms: Iterable[float],
-    uncached_tokens: Iterable[int],
+    work_tokens: Iterable[float],
     output_tokens: Iterable[float],
     factors: Iterable[float],
 ) -> list[float]:
@@ -53,9 +54,9 @@ def costs_ms(
     A policy's `rank` adds up in the same order, so that its costs are the same to the last bit.
     """
     return [
-        (once + uncached * prefill + output * decode) * factor
-        for once, prefill, decode, uncached, output, factor in zip(  # noqa: B905  (constants repeat forever)
-            once_ms, prefill_ms, decode_ms, uncached_tokens, output_tokens, factors
+        (once + work * prefill + output * decode) * factor
+        for once, prefill, decode, work, output, factor in zip(  # noqa: B905  (constants repeat forever)
+            once_ms, prefill_ms, decode_ms, work_tokens, output_tokens, factors
         )
     ]
 

@@ -21,6 +21,7 @@ from fairlead.core.adapter_slots import USUAL_LOAD_MS, AdapterSlots
 from fairlead.core.capability import NEUTRAL, Capability
 from fairlead.core.health import HALF, SILENCE_S, UNKNOWN_TO_ENVOY, WARMING_IN, Health
 from fairlead.core.load import Load
+from fairlead.core.prefill_work import work_tokens
 from fairlead.core.prefills import PrefillEstimate
 from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, EngineReport
 from fairlead.core.running_limit import RunningLimit
@@ -85,6 +86,16 @@ class Speed(msgspec.Struct, frozen=True, gc=False):
     answer_tokens: float = USUAL_ANSWER_TOKENS
     adapter_load_ms: float = USUAL_LOAD_MS
     fixed_ms: float = 0.0  # of a request, whatever its length: HTTP, tokenizing, the engine's own steps; until learned
+    prefill_growth: float = 0.0  # of prefill, by each token of the prompt before it: see `core.prefill_work`
+
+    def prefill_ms(self, tokens: int, cached: int) -> float:
+        """Of a prompt of `tokens`, alone on the engine."""
+        computed, growth = tokens - cached if cached < tokens else 0, self.prefill_growth
+        return self.prefill_ms_per_token * (work_tokens(computed, cached, growth) if growth else computed)
+
+    def pending_ms(self, load: Load) -> float:
+        """Of all that waits for prefill."""
+        return self.prefill_ms_per_token * load.pending_work_tokens(self.prefill_growth)
 
 
 class _Revised(property, Generic[_T]):
@@ -130,6 +141,7 @@ class Endpoint:
         "own",
         "passed_over",
         "peers",
+        "prefilled_attended_tokens",
         "prefilled_tokens",
         "prefills",
         "refused_s",
@@ -137,6 +149,7 @@ class Endpoint:
         "revision",
         "running_limit",
         "served_s",
+        "usual_attended_tokens",
         "usual_prefill_tokens",
         "warm_in",
     )
@@ -180,7 +193,9 @@ class Endpoint:
         self.passed_over = 0  # requests that chose it and were answered elsewhere, since its last answer
         self.generation = 0
         self.prefilled_tokens = 0  # since the start
+        self.prefilled_attended_tokens = 0
         self.usual_prefill_tokens = 0.0  # of one of our prompts
+        self.usual_attended_tokens = 0.0
         self.strangers = NOBODY
         self.prefills = PrefillEstimate()
         self.indexed_generation = 0  # of the engine that holds what the prefix index keeps
@@ -206,15 +221,15 @@ class Endpoint:
         before, self.report = self.report, report
         self.adapters.reported(report)
         if report.stale or report.read_s != before.read_s:  # else it is the same page again
-            others = strangers(before, report, self._load.inflight_requests, self.usual_prefill_tokens)
+            usual = self.usual_prefill_tokens, self.usual_attended_tokens
+            others = strangers(before, report, self._load.inflight_requests, *usual)
             if others != self._strangers:
                 self.strangers = others
         if report.waiting_requests is None or report.read_s is None or before.read_s is None or report.stale:
             return
         if report.changed_s == report.read_s and before.changed_s is not None:
             load = self._load
-            pending_ms = load.pending_prefill_tokens * self._speed.prefill_ms_per_token
-            self.running_limit.reported(report, load.inflight_requests, pending_ms)
+            self.running_limit.reported(report, load.inflight_requests, self._speed.pending_ms(load))
             step_began_s = before.changed_s - (report.read_s - before.read_s)  # or later
             waiting, own = report.waiting_requests, self.own.inflight_requests
             everyones = (report.running_requests or 0) + waiting
@@ -223,17 +238,19 @@ class Endpoint:
         if self.notify is not None:
             self.notify(self)
 
-    def prefilled(self, tokens: int) -> None:
-        """So many tokens of one of our prompts were computed here."""
+    def prefilled(self, tokens: int, attended: int = 0) -> None:
+        """So many tokens of one of our prompts were computed here, with so many before them."""
         self.prefilled_tokens += tokens
-        usual = self.usual_prefill_tokens
-        self.usual_prefill_tokens = usual + _NEWEST * (tokens - usual) if usual else float(tokens)
+        self.prefilled_attended_tokens += attended
+        newest = _NEWEST if self.usual_prefill_tokens else 1.0
+        self.usual_prefill_tokens += newest * (tokens - self.usual_prefill_tokens)
+        self.usual_attended_tokens += newest * (attended - self.usual_attended_tokens)
 
     def peers_reported(self, load: Load, now_s: float) -> None:
         """What the other sidecars have in flight here; more that waits for prefill than before was sent since."""
-        sent = load.pending_prefill_tokens - self.peers.pending_prefill_tokens
-        if sent > 0:
-            self.prefills.takes(sent * self._speed.prefill_ms_per_token, now_s)
+        sent_ms = self._speed.pending_ms(load) - self._speed.pending_ms(self.peers)
+        if sent_ms > 0:
+            self.prefills.takes(sent_ms, now_s)
         self.load = self._load.minus(self.peers).plus(load)
         self.peers = load
         if self.notify is not None:

@@ -42,7 +42,7 @@ OwnMs = Callable[[Work, Line], float]
 
 def prefill_ms(work: Work, line: Line) -> float:
     """The part of a sample's time that its own prefill is expected to take."""
-    return line.prefill_ms * work.own_tokens
+    return line.own_prefill_ms(work)
 
 
 def decode_ms(work: Work, line: Line) -> float:

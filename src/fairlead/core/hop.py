@@ -19,7 +19,7 @@ class Hop:
         "_began_s",
         "_choice",
         "_placement",
-        "_queued_tokens",
+        "_queued",
         "_request",
         "_ticket",
         "connector",
@@ -31,12 +31,12 @@ class Hop:
         self._choice = choice
         self._began_s = now_s
         endpoint = placement.pool.by_address[choice.split.prefiller]
-        uncached = request.tokens - choice.prefiller_cached_tokens
+        cached = choice.prefiller_cached_tokens
         self.connector = endpoint.spec.kv_connector
-        self._queued_tokens = endpoint.load.pending_prefill_tokens
-        self._ticket = Ticket(endpoint, request.tokens, uncached)
+        self._queued = endpoint.load
+        self._ticket = Ticket(endpoint, request.tokens, request.tokens - cached)
         try:
-            endpoint.prefills.expect(self._ticket, endpoint.speed.prefill_ms_per_token * uncached, now_s)
+            endpoint.prefills.expect(self._ticket, endpoint.speed.prefill_ms(request.tokens, cached), now_s)
             placement.commit(request, endpoint.address, now_s, binds=False)
         except BaseException:
             self._ticket.release()
@@ -85,7 +85,8 @@ class Hop:
             model="" if endpoint is None else endpoint.model,
             language=request.language,
             estimated_tokens=request.tokens,
-            queued_tokens=self._queued_tokens,
+            queued_tokens=self._queued.pending_prefill_tokens,
+            queued_attended_tokens=self._queued.pending_attended_tokens,
             rtt_ms=0.0 if endpoint is None else endpoint.rtt_ms,
             first_token_ms=(now_s - self._began_s) * 1e3,  # its only one
             prompt_tokens=prompt_tokens,

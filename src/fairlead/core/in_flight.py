@@ -11,6 +11,7 @@ simulator drive the same object.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import sub
 from typing import Final, Literal
 
 from fairlead.api.usage import Usage
@@ -18,6 +19,7 @@ from fairlead.core.endpoint import BY_ROOM
 from fairlead.core.facts import RequestFacts
 from fairlead.core.hop import Hop
 from fairlead.core.ledger import Ticket
+from fairlead.core.load import Load
 from fairlead.core.moves import Move
 from fairlead.core.observation import Observation
 from fairlead.core.placement import Placement
@@ -53,7 +55,7 @@ class InFlight:
         "_held_before",
         "_lost_prefill",
         "_placement",
-        "_prefilled_tokens",
+        "_prefilled_there",
         "_ticket",
         "code",
         "decision",
@@ -92,7 +94,7 @@ class InFlight:
         self._first_token_s: float | None = None
         self._decoding_before = ticket.concurrent_requests()
         self._concurrent_requests = self._decoding_before  # at the first token, where it is seen
-        self._prefilled_tokens = ticket.prefilled_there()
+        self._prefilled_there = ticket.prefilled_there()
         self._engine_full = False
         self._lost_prefill = False
         self.was_evicted = False
@@ -102,6 +104,11 @@ class InFlight:
         """Of the endpoint that has the request, as far as is known."""
         endpoint = self._ticket.endpoint
         return self.decision.addresses[0] if endpoint is None else endpoint.address
+
+    @property
+    def load(self) -> Load:
+        """What it takes at its endpoint."""
+        return self._ticket.load
 
     def sent(self, request: RequestFacts, now_s: float) -> None:
         """It goes out as `request`, which may be another form of the prompt: what it will leave in the cache counts."""
@@ -132,10 +139,10 @@ class InFlight:
         self.hop = None
         hop.failed(now_s, blames=blames)
         endpoint = self._placement.pool.by_address.get(self.address)
-        uncached = self.request.tokens - self.decision.cached_tokens
-        self._ticket.recomputes(uncached)
+        tokens, cached = self.request.tokens, self.decision.cached_tokens
+        self._ticket.recomputes(tokens - cached)
         if endpoint is not None:
-            endpoint.prefills.expect(self._ticket, endpoint.speed.prefill_ms_per_token * uncached, now_s)
+            endpoint.prefills.expect(self._ticket, endpoint.speed.prefill_ms(tokens, cached), now_s)
 
     @property
     def is_over(self) -> bool:
@@ -266,7 +273,7 @@ class InFlight:
         self._look_at_engine()
         self._ticket.prefilled()
         self._concurrent_requests = self._ticket.concurrent_requests()
-        self._prefilled_tokens = self._ticket.prefilled_there()
+        self._prefilled_there = self._ticket.prefilled_there()
 
     def prefilled(self) -> None:
         """Its prompt is computed, though its first token was not seen."""
@@ -278,7 +285,10 @@ class InFlight:
         `first_tokens` came together with the first.
         """
         first_token_s = self._first_token_s if streamed else None
-        since = self._prefilled_tokens + (0 if streamed else self._ticket.own_prefilled())
+        tokens, attended = map(sub, self._ticket.prefilled_there(), self._prefilled_there)
+        if not streamed:
+            own = self._ticket.own_prefilled()
+            tokens, attended = tokens - own[0], attended - own[1]
         # Else a failed try, or the way of its KV, is in what it took.
         direct = self.address == self.decision.addresses[0] and not self.from_elsewhere
         self._look_at_engine()
@@ -290,6 +300,7 @@ class InFlight:
             language=request.language,
             estimated_tokens=request.tokens,
             queued_tokens=decision.queued_tokens,
+            queued_attended_tokens=decision.queued_attended_tokens,
             rtt_ms=decision.rtt_ms,
             first_token_ms=None if first_token_s is None else (first_token_s - self.sent_s) * 1e3,
             first_tokens=first_tokens,
@@ -297,7 +308,8 @@ class InFlight:
             adapter=decision.adapter if direct else None,
             decode_ms=None if first_token_s is None else (now_s - first_token_s) * 1e3,
             concurrent_requests=(self._concurrent_requests + self._ticket.concurrent_requests()) / 2,
-            prefilled_tokens=max(0, self._ticket.prefilled_there() - since),
+            prefilled_tokens=max(0, tokens),
+            prefilled_attended_tokens=max(0, attended),
             under_way_tokens=self._under_way_tokens(),
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,

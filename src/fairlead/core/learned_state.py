@@ -30,6 +30,7 @@ class ModelState(msgspec.Struct, frozen=True, gc=False):
     knows_decode: bool
     answer_tokens: _Window
     adapter_load_ms: _Window = []
+    prefill_growth: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
 
 class EngineState(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +66,7 @@ def snapshot(learner: Learner, *, now_s: float, unix_s: float) -> LearnedState:
                 model.knows_decode,
                 list(model.answer_tokens.kept),
                 list(model.adapter_load_ms.kept),
+                line.growth,
             )
             for name, model, line in [(name, each, each.line) for name, each in learner.models.items()]
         },
@@ -91,7 +93,8 @@ def restore(state: LearnedState, learner: Learner, pool: Pool, *, now_s: float, 
         if kept is None or endpoint.model in learner.models:
             continue
         model = learner.model_of(endpoint)
-        model.restore(_moved(kept.works, later_s), Line(*kept.line), kept.knows_prefill, kept.knows_decode)
+        line = Line(*kept.line, kept.prefill_growth)
+        model.restore(_moved(kept.works, later_s), line, kept.knows_prefill, kept.knows_decode)
         _refill(model.answer_tokens, kept.answer_tokens)
         _refill(model.adapter_load_ms, kept.adapter_load_ms)
     for each in state.engines:

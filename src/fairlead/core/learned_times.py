@@ -9,10 +9,11 @@ from statistics import fmean, median
 from typing import Final
 
 from fairlead.core.adapter_slots import USUAL_LOAD_MS
-from fairlead.core.answer_times import EQUAL, Fit, Line, Ratios, Work, fit, weight
+from fairlead.core.answer_times import EQUAL, Fit, Line, Ratios, Work, fit, growth_of, weight
 from fairlead.core.endpoint import USUAL_SLOWDOWN, EndpointSpec
 from fairlead.core.engine_factor import EngineFactor, decode_ms, prefill_ms
 from fairlead.core.observation import LEAST_DECODE_TOKENS
+from fairlead.core.prefill_growth import PrefillGrowth
 from fairlead.core.speed_changes import SpeedChanges
 
 WINDOW: Final = 101
@@ -64,6 +65,7 @@ class ModelTimes:
 
     __slots__ = (
         "_before",
+        "_growth",
         "_line",
         "_new",
         "adapter_load_ms",
@@ -91,6 +93,7 @@ class ModelTimes:
         self._before = Line(0.0, prefill_ms / spec.prefill_ratio, decode_ms / spec.decode_ratio, USUAL_SLOWDOWN)
         self._line = self._before
         self._new = 0
+        self._growth = PrefillGrowth()
 
     @property
     def line(self) -> Line:
@@ -118,19 +121,24 @@ class ModelTimes:
         prompts = sum(each.own_tokens > 0 for each in self.works)
         answers = sum(each.steps >= LEAST_DECODE_TOKENS for each in self.works)
         if max(prompts, answers) >= LEAST_SAMPLES:
-            self._take(fit(self.works, recency, self._before), prompts, answers)
+            growth = self._growth
+            before = self._before._replace(growth=growth.value)
+            if growth.is_due(self.taken):
+                growth.add(growth_of(self.works, recency, before))
+            self._take(fit(self.works, recency, before._replace(growth=growth.value)), prompts, answers)
 
     def restore(self, works: Iterable[Work], line: Line, knows_prefill: bool, knows_decode: bool) -> None:
         """Go on from what another process knew."""
         for work in works:
             self.add(work)
         self._line, self.knows_prefill, self.knows_decode = line, knows_prefill, knows_decode
+        self._growth.restore(line.growth)
 
     def _take(self, found: Fit, prompts: int, answers: int) -> None:
         """A constant that was known, and that these samples do not determine well, stays as it was."""
         line, now = found.line, self._line
         if prompts >= LEAST_SAMPLES and found.prefill_error <= (MOST_ERROR if self.knows_prefill else MOST_FIRST_ERROR):
-            now = now._replace(fixed_ms=line.fixed_ms, prefill_ms=line.prefill_ms)
+            now = now._replace(fixed_ms=line.fixed_ms, prefill_ms=line.prefill_ms, growth=line.growth)
             self.knows_prefill = True
         if answers >= LEAST_SAMPLES and found.decode_error <= (MOST_ERROR if self.knows_decode else MOST_FIRST_ERROR):
             now = now._replace(alone_ms=line.alone_ms, slowdown=line.slowdown)

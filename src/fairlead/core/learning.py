@@ -149,6 +149,7 @@ class Learner:
                 model.answer_tokens.value,
                 (engine.adapter_load_ms if engine.adapter_load_ms.learned else model.adapter_load_ms).value,
                 line.fixed_ms * engine.prefill.value + engine.extra_ms if model.knows_prefill else known.fixed_ms,
+                line.growth if model.knows_prefill else known.prefill_growth,
             )
 
     def model_of(self, endpoint: Endpoint) -> ModelTimes:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from fairlead.core.adapter_slots import AdapterSlots
 from fairlead.core.load import Load
+from fairlead.core.prefill_work import attended_tokens
 
 
 class Loaded(Protocol):
@@ -18,6 +19,7 @@ class Loaded(Protocol):
     adapters: AdapterSlots
     address: str
     prefilled_tokens: int
+    prefilled_attended_tokens: int
 
     @property
     def load(self) -> Load:
@@ -28,23 +30,29 @@ class Loaded(Protocol):
 
     def give_back(self, load: Load) -> None: ...
 
-    def prefilled(self, tokens: int) -> None: ...
+    def prefilled(self, tokens: int, attended: int = 0) -> None: ...
 
 
 class Ticket:
     """The load of one request at one endpoint. Every method may be called again and then does nothing."""
 
-    __slots__ = ("_adapter", "_load", "_uncached_tokens", "endpoint")
+    __slots__ = ("_adapter", "_attended_tokens", "_load", "_uncached_tokens", "endpoint")
 
     def __init__(self, endpoint: Loaded, prompt_tokens: int, uncached_tokens: int, adapter: str = "") -> None:
         """`uncached_tokens` include what loading the `adapter` is worth, if it must be loaded."""
-        self._load = Load(1, prompt_tokens, uncached_tokens)
+        self._attended_tokens = attended_tokens(prompt_tokens, uncached_tokens)
+        self._load = Load(1, prompt_tokens, uncached_tokens, 0, self._attended_tokens)
         self._uncached_tokens = uncached_tokens
         self._adapter = adapter
         self.endpoint: Loaded | None = endpoint
         endpoint.take(self._load)
         if adapter:
             endpoint.adapters.begin(adapter)
+
+    @property
+    def load(self) -> Load:
+        """What it takes at its endpoint now, until it is released."""
+        return self._load
 
     @property
     def awaits_prefill(self) -> bool:
@@ -58,13 +66,14 @@ class Ticket:
         """Other requests that decode at the endpoint now, as far as is known."""
         return 0 if self.endpoint is None else self.endpoint.load.decoding_requests - self._load.decoding_requests
 
-    def prefilled_there(self) -> int:
-        """Tokens of all prompts that were prefilled at the endpoint, as far as is known; grows."""
-        return 0 if self.endpoint is None else self.endpoint.prefilled_tokens
+    def prefilled_there(self) -> tuple[int, int]:
+        """Tokens of all prompts prefilled at the endpoint, as far as is known, and those they attended; both grow."""
+        endpoint = self.endpoint
+        return (0, 0) if endpoint is None else (endpoint.prefilled_tokens, endpoint.prefilled_attended_tokens)
 
-    def own_prefilled(self) -> int:
+    def own_prefilled(self) -> tuple[int, int]:
         """Of those, the request's own."""
-        return self._uncached_tokens if self._load.decoding_requests else 0
+        return (self._uncached_tokens, self._attended_tokens) if self._load.decoding_requests else (0, 0)
 
     def move(self, endpoint: Loaded) -> None:
         """The gateway served the request elsewhere than at the first choice."""
@@ -80,9 +89,9 @@ class Ticket:
         endpoint, load = self.endpoint, self._load
         if endpoint is None or load.decoding_requests:
             return
-        pending = load.pending_prefill_tokens
-        endpoint.take(Load(0, 0, -pending, 1))
-        endpoint.prefilled(pending)
+        pending, attended = load.pending_prefill_tokens, load.pending_attended_tokens
+        endpoint.take(Load(0, 0, -pending, 1, -attended))
+        endpoint.prefilled(pending, attended)
         self._load = Load(1, load.inflight_prompt_tokens, 0, 1)
 
     def recomputes(self, uncached_tokens: int) -> None:
@@ -90,9 +99,11 @@ class Ticket:
         endpoint, load = self.endpoint, self._load
         if endpoint is None or load.decoding_requests:
             return
-        endpoint.take(Load(0, 0, uncached_tokens - load.pending_prefill_tokens))
-        self._uncached_tokens = uncached_tokens
-        self._load = Load(1, load.inflight_prompt_tokens, uncached_tokens)
+        attended = attended_tokens(load.inflight_prompt_tokens, uncached_tokens)
+        more = uncached_tokens - load.pending_prefill_tokens, 0, attended - load.pending_attended_tokens
+        endpoint.take(Load(0, 0, *more))
+        self._uncached_tokens, self._attended_tokens = uncached_tokens, attended
+        self._load = Load(1, load.inflight_prompt_tokens, uncached_tokens, 0, attended)
 
     def release(self, *, served: bool = False) -> None:
         """The request ended, whichever way; `served` if the engine answered it."""

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+_Product = Annotated[int, msgspec.Meta(ge=0, le=10**18)]
 
 
 class Load(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -16,6 +17,12 @@ class Load(msgspec.Struct, array_like=True, frozen=True, gc=False):
     inflight_prompt_tokens: _Count = 0
     pending_prefill_tokens: _Count = 0  # not cached, and no first token seen yet
     decoding_requests: _Count = 0  # past their first token
+    pending_attended_tokens: _Product = 0  # before those that are pending: see `core.prefill_work`
+
+    def pending_work_tokens(self, growth: float) -> float:
+        """What waits for prefill, in tokens at the beginning of a prompt."""
+        pending = self.pending_prefill_tokens
+        return pending + growth * self.pending_attended_tokens if growth else pending
 
     def plus(self, other: Load) -> Load:
         return Load(
@@ -23,6 +30,7 @@ class Load(msgspec.Struct, array_like=True, frozen=True, gc=False):
             self.inflight_prompt_tokens + other.inflight_prompt_tokens,
             self.pending_prefill_tokens + other.pending_prefill_tokens,
             self.decoding_requests + other.decoding_requests,
+            self.pending_attended_tokens + other.pending_attended_tokens,
         )
 
     def minus(self, other: Load) -> Load:
@@ -31,4 +39,5 @@ class Load(msgspec.Struct, array_like=True, frozen=True, gc=False):
             self.inflight_prompt_tokens - other.inflight_prompt_tokens,
             self.pending_prefill_tokens - other.pending_prefill_tokens,
             self.decoding_requests - other.decoding_requests,
+            self.pending_attended_tokens - other.pending_attended_tokens,
         )

@@ -111,6 +111,12 @@ def way_between(source: Endpoint, target: Endpoint) -> How:
 
 def recompute_is_faster(tokens: int, source: Endpoint, held: int, target: Endpoint, known: int) -> bool:
     """Whether the first token comes sooner from `target`, which computes the context again."""
-    stays_ms = source.rtt_ms + source.speed.prefill_ms_per_token * (pending_tokens(source) + tokens - held)
-    moves_ms = target.rtt_ms + target.speed.prefill_ms_per_token * (pending_tokens(target) + tokens - known)
+    stays_ms = source.rtt_ms + _pending_ms(source) + source.speed.prefill_ms(tokens, held)
+    moves_ms = target.rtt_ms + _pending_ms(target) + target.speed.prefill_ms(tokens, known)
     return moves_ms < stays_ms
+
+
+def _pending_ms(endpoint: Endpoint) -> float:
+    """Of prefill that waits there, longer where some of it must wait for room: see `pending_tokens`."""
+    held_back = pending_tokens(endpoint) - endpoint.load.pending_prefill_tokens
+    return endpoint.speed.pending_ms(endpoint.load) + endpoint.speed.prefill_ms_per_token * held_back

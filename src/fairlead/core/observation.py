@@ -9,6 +9,7 @@ import msgspec
 
 from fairlead.core.adapter_slots import AdapterNeed
 from fairlead.core.answer_times import Work
+from fairlead.core.prefill_work import attended_tokens
 from fairlead.core.token_model import Features
 
 LEAST_DECODE_TOKENS: Final = 16
@@ -46,6 +47,8 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     media: int = 0  # images and the like in the prompt
     features: Features = ()  # of the prompt, see `core.token_model`
     ended_s: float = 0.0  # of the router's clock
+    queued_attended_tokens: int = 0  # before those that waited, and before those of others that were prefilled:
+    prefilled_attended_tokens: int = 0  # see `core.prefill_work`
 
 
 def works_of(seen: Observation, *, reports_cache: bool) -> Iterable[Work]:
@@ -57,18 +60,24 @@ def works_of(seen: Observation, *, reports_cache: bool) -> Iterable[Work]:
             others, concurrent = float(seen.prefilled_tokens), steps * seen.concurrent_requests
             trust = _FULL_DECODE_TRUST if seen.engine_full else 1.0
             unsure = float(seen.under_way_tokens)
-            yield Work(seen.decode_ms, 0.0, 0.0, others, float(steps), concurrent, unsure, trust, seen.ended_s)
+            yield Work(
+                seen.decode_ms, 0.0, 0.0, others, float(steps), concurrent, unsure, trust, seen.ended_s,
+                other_attended=float(seen.prefilled_attended_tokens),
+            )  # fmt: skip
         return
     steps = max(0, (seen.completion_tokens or 0) - 1)
     took_ms = 0.0 if seen.total_ms is None else seen.total_ms - seen.rtt_ms
     if seen.completion_tokens and seen.direct and not seen.media and 0 < took_ms < _ENGINE_TIME_BOUND_MS:
-        own, unsure, trust = _computed(seen, reports_cache=reports_cache)
+        own, own_attended, unsure, trust = _computed(seen, reports_cache=reports_cache)
         waited, others_before = _steps_before(seen)
         concurrent = others_before + steps * seen.concurrent_requests
         others = float(seen.prefilled_tokens)
         unsure += seen.under_way_tokens
         trust *= _FULL_DECODE_TRUST if seen.engine_full else 1.0
-        yield Work(took_ms, 1.0, own, others, waited + steps, concurrent, unsure, trust, seen.ended_s)
+        yield Work(
+            took_ms, 1.0, own, others, waited + steps, concurrent, unsure, trust, seen.ended_s,
+            own_attended, float(seen.prefilled_attended_tokens),
+        )  # fmt: skip
 
 
 def _until_first_token(seen: Observation, *, reports_cache: bool) -> Iterable[Work]:
@@ -77,13 +86,16 @@ def _until_first_token(seen: Observation, *, reports_cache: bool) -> Iterable[Wo
         seen.media or not seen.direct or not 0 < took_ms < _ENGINE_TIME_BOUND_MS
     ):  # an image's encoding is no prefill of tokens
         return
-    own, unsure, trust = _computed(seen, reports_cache=reports_cache)
+    own, own_attended, unsure, trust = _computed(seen, reports_cache=reports_cache)
     waited, concurrent = _steps_before(seen)
     more = seen.first_tokens - 1
     concurrent += more * seen.concurrent_requests
     trust *= _FULL_TRUST if seen.engine_full else 1.0
     ended_s = seen.ended_s - (seen.decode_ms or 0.0) / 1e3
-    yield Work(took_ms, 1.0, own, float(seen.queued_tokens), waited + more, concurrent, unsure, trust, ended_s)
+    yield Work(
+        took_ms, 1.0, own, float(seen.queued_tokens), waited + more, concurrent, unsure, trust, ended_s,
+        own_attended, float(seen.queued_attended_tokens),
+    )  # fmt: skip
 
 
 def _steps_before(seen: Observation) -> tuple[float, float]:
@@ -93,8 +105,9 @@ def _steps_before(seen: Observation) -> tuple[float, float]:
     return STEPS_BEFORE, STEPS_BEFORE * (seen.decoding_before - 1)
 
 
-def _computed(seen: Observation, *, reports_cache: bool) -> tuple[float, float, float]:
-    """Prompt tokens that were computed, those that may have been but are taken to be cached, and the trust in both.
+def _computed(seen: Observation, *, reports_cache: bool) -> tuple[float, float, float, float]:
+    """Prompt tokens that were computed, those that they attended, those that may have been computed but are taken to be
+    cached, and the trust in these.
 
     An engine that never reported a cached token may have had more or fewer than routing expects, whether it reports
     nothing or 0; of a prompt that is new to routing it had none.
@@ -107,4 +120,5 @@ def _computed(seen: Observation, *, reports_cache: bool) -> tuple[float, float, 
         share = seen.expected_cached_tokens / max(1, seen.estimated_tokens)  # routing may count tokens otherwise
         unsure = min(share, 1.0) * prompt
         cached = round(unsure) if cached is None else cached
-    return float(max(1, prompt - (cached or 0))), unsure, trust
+    computed = max(1, prompt - (cached or 0))
+    return float(computed), float(attended_tokens(prompt, computed)), unsure, trust

@@ -97,6 +97,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     credit: Credit | None = None
     prefill: PrefillChoice | None = None  # where its prompt is computed; None: nothing to choose from
     adapter: AdapterNeed | None = None  # at the chosen endpoint
+    queued_attended_tokens: int = 0  # by those that wait
     strayed: bool = False  # it went to where its own context is, though its session has moved elsewhere
 
     def terms(self, ranked: Ranked) -> CostTerms | None:

@@ -70,11 +70,11 @@ class PrefillChoice(msgspec.Struct, frozen=True, gc=False):
         return self.split if self.is_split else self.alone
 
 
-Offer = tuple[float, int, Endpoint, int]
+Offer = tuple[float, int, Endpoint, float]
 """Of an endpoint that would compute a prompt for another one; what is less takes less.
 
 The ms until it is computed, with what others lose meanwhile, and without what decoding would wait for; the endpoint's
-place among those that were asked; the endpoint; the tokens that it has not cached.
+place among those that were asked; the endpoint; the ms of the prefill alone.
 """
 
 
@@ -114,7 +114,7 @@ def alone(
     at: Candidate, decoder: Endpoint, now_s: float, division: Division | None = None, transfer_ms_per_token: float = 0.0
 ) -> Hops:
     """`division` is that of the decoder's model as of now, if its engines may divide their work in other ways."""
-    prefill_ms = at.prefill_ms_per_token * at.uncached_tokens
+    prefill_ms = at.prefill_ms_per_token * at.work_tokens
     busy_share, delayed = decoder.prefills.busy_share(now_s), float(at.inflight_requests)
     if division is not None:
         transfer_ms = TRANSFER_SETUP_MS + transfer_ms_per_token * at.uncached_tokens
@@ -126,7 +126,7 @@ def alone(
         at.address,
         "",
         at.rtt_ms,
-        at.prefill_ms_per_token * at.pending_prefill_tokens,
+        at.prefill_ms_per_token * at.pending_work_tokens,
         prefill_ms,
         prefill_ms * delayed + _others_lose_ms(at, at.output_tokens),
         0.0,
@@ -138,10 +138,10 @@ def offers(among: Iterable[Endpoint], tokens: int, cached_tokens: Mapping[str, i
     """Who would compute a prompt of `tokens`, least first; `cached_tokens` by address."""
     found, cached_at = [], cached_tokens.get
     for position, e in enumerate(among):  # there may be a thousand
-        load = e._load
-        uncached = max(0, tokens - cached_at(e.address, 0))
-        tokens_ms = load.pending_prefill_tokens + uncached * (1 + load.inflight_requests)
-        found.append((e._rtt_ms + e._speed.prefill_ms_per_token * tokens_ms, position, e, uncached))
+        load, speed = e._load, e._speed
+        prefill_ms = speed.prefill_ms(tokens, cached_at(e.address, 0))
+        own_ms = e._rtt_ms + speed.pending_ms(load) + prefill_ms * (1 + load.inflight_requests)
+        found.append((own_ms, position, e, prefill_ms))
     found.sort()
     return found
 
@@ -158,30 +158,31 @@ def cheapest_split(
 
     `lacking_tokens` are those that `at` has not cached, which must be transferred.
     """
-    queue_ms = at.prefill_ms_per_token * at.pending_prefill_tokens
+    queue_ms = at.prefill_ms_per_token * at.pending_work_tokens
     if queue_ms > _LONGEST_WAIT_MS and decoder.spec.answers_alone:
         return None
     transfer_ms = TRANSFER_SETUP_MS + transfer_ms_per_token * lacking_tokens
     best: Offer | None = None
     best_ms, left_ms = inf, 0.0
     for offer in among:
-        own_ms, _, prefiller, uncached = offer
+        own_ms, _, prefiller, prefill_ms = offer
         if own_ms >= best_ms:
             break
-        left = max(0.0, queue_ms - (own_ms - _stall_ms(prefiller, uncached)) - transfer_ms)
+        ready_ms = own_ms - prefill_ms * prefiller._load.inflight_requests
+        left = max(0.0, queue_ms - ready_ms - transfer_ms)
         if own_ms + left < best_ms and may_pass_on(prefiller, decoder):
             best, best_ms, left_ms = offer, own_ms + left, left
     if best is None:
         return None
-    _, _, prefiller, uncached = best
-    ms = prefiller._speed.prefill_ms_per_token
+    _, _, prefiller, prefill_ms = best
+    load = prefiller._load
     return Hops(
         at.address,
         prefiller.address,
         at.rtt_ms + prefiller._rtt_ms,
-        ms * prefiller._load.pending_prefill_tokens + left_ms,
-        ms * uncached,
-        _stall_ms(prefiller, uncached) + _others_lose_ms(at, at.output_tokens + 1),
+        prefiller._speed.pending_ms(load) + left_ms,
+        prefill_ms,
+        prefill_ms * load.inflight_requests + _others_lose_ms(at, at.output_tokens + 1),
         transfer_ms,
         _decode_ms(at, decoder.prefills.busy_share(now_s), at.output_tokens + 1),
     )
@@ -189,13 +190,9 @@ def cheapest_split(
 
 def may_pay(at: Candidate) -> bool:
     """Whether computing the prompt elsewhere could save anything: it costs more here than a transfer takes to start."""
-    prefill_ms = at.prefill_ms_per_token * at.uncached_tokens
-    queue_ms = at.prefill_ms_per_token * at.pending_prefill_tokens
+    prefill_ms = at.prefill_ms_per_token * at.work_tokens
+    queue_ms = at.prefill_ms_per_token * at.pending_work_tokens
     return queue_ms + prefill_ms * (1 + at.inflight_requests) > TRANSFER_SETUP_MS
-
-
-def _stall_ms(prefiller: Endpoint, uncached_tokens: int) -> float:
-    return prefiller._speed.prefill_ms_per_token * uncached_tokens * prefiller._load.inflight_requests
 
 
 def _decode_ms(at: Candidate, busy_share: float, tokens: float) -> float:

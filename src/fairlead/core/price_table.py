@@ -19,6 +19,7 @@ from fairlead.core.cost import adapter_ms, contended_ms, cost_factor, costs_ms
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
 from fairlead.core.policy import Priced
+from fairlead.core.prefill_work import work_tokens
 from fairlead.core.prefills import PrefillEstimate
 
 
@@ -30,8 +31,9 @@ class Scores(NamedTuple):
     least_inflight: int
 
 
-_COLUMNS: Final = 8  # as `_row` makes them
-_ANSWERS: Final = 4  # the column of how long answers are
+_COLUMNS: Final = 9  # as `_row` makes them
+_ANSWERS: Final = 4  # the column of how long answers are,
+_GROWTHS: Final = 8  # and that of how prefill grows with what is before it
 _FEW_SHARE: Final = 4  # with less than a quarter of endpoints that hold any of a prompt, looking these up is faster
 _CHUNK: Final = 64
 
@@ -112,7 +114,7 @@ class PriceTable:
         if len(among) != len(self.endpoints):
             positions = [self._positions[e.address] for e in among]
             columns = [[column[i] for i in positions] for column in columns]
-        once, prefill, contention, decode, answers, inflight, kinds, spreads = columns
+        once, prefill, contention, decode, answers, inflight, kinds, spreads, growths = columns
         least = int(min(inflight))
         limit = request.max_output_tokens
         of_prompt = request.language, request.bucket, request.tokens, request.task
@@ -133,7 +135,7 @@ class PriceTable:
             once,
             contended,
             decode,
-            self._uncached(request.tokens, among, cached_tokens),
+            self._work(request.tokens, among, cached_tokens, growths),
             answers if limit is None or self._answers is None else _at_most(limit, answers, self._answers),
             repeat(factors[0]) if len(factors) == 1 else [factors[kind] for kind in kinds],  # type: ignore[call-overload]
         )
@@ -170,13 +172,15 @@ class PriceTable:
         self._policy = policy
 
     def _row(self, policy: Priced, endpoint: Endpoint) -> tuple[float, ...]:
-        """Ms once, of prefill, contention and decoding; tokens of an answer, requests in flight, kind, spread."""
+        """Ms once, of prefill, contention, decoding; tokens of an answer, requests in flight, kind, spread, growth."""
         load, others, speed, spec = endpoint.load, endpoint.strangers, endpoint.speed, endpoint.spec
+        growth = speed.prefill_growth
         network_ms, fixed_ms, queue_ms, prefill_ms, contention_ms, decode_ms, spread_ms = policy.prices(
             Standing(
                 endpoint.rtt_ms,
                 load.inflight_requests,
                 load.pending_prefill_tokens,
+                growth * load.pending_attended_tokens,
                 speed.prefill_ms_per_token,
                 speed.decode_ms_per_token,
                 speed.batch_slowdown,
@@ -184,13 +188,13 @@ class PriceTable:
                 load.decoding_requests,
                 speed.answer_tokens,
                 speed.fixed_ms,
-                others.pending_prefill_tokens,
+                others.pending_work_tokens(growth),
             )
         )
         kind = self._kind(self._name or spec.model, spec.capability_of(self._name or ""))
         answer_tokens, inflight = speed.answer_tokens, load.inflight_requests + others.inflight_requests
         once_ms = network_ms + fixed_ms + queue_ms
-        return once_ms, prefill_ms, contention_ms, decode_ms, answer_tokens, inflight, kind, spread_ms
+        return once_ms, prefill_ms, contention_ms, decode_ms, answer_tokens, inflight, kind, spread_ms, growth
 
     def _kind(self, model: str, capability: Capability) -> int:
         for kind, (kinds_model, kinds_capability) in enumerate(self._kinds):
@@ -198,6 +202,19 @@ class PriceTable:
                 return kind
         self._kinds.append((model, capability))
         return len(self._kinds) - 1
+
+    def _work(
+        self, tokens: int, among: Sequence[Endpoint], cached_tokens: Mapping[str, int], growths: Sequence[float]
+    ) -> Iterable[float]:
+        """As `Candidate.work_tokens`. Most often one number does: engines of one model have one growth."""
+        if not any(growths):
+            return self._uncached(tokens, among, cached_tokens)
+        if not cached_tokens:
+            work = {growth: work_tokens(tokens, 0, growth) for growth in set(growths)}
+            return repeat(work[growths[0]]) if len(work) == 1 else [work[growth] for growth in growths]
+        held = cached_tokens.get
+        cached = [min(held(e.address, 0), tokens) for e in among]
+        return [work_tokens(tokens - n, n, growth) for n, growth in zip(cached, growths, strict=True)]
 
     def _uncached(self, tokens: int, among: Sequence[Endpoint], cached_tokens: Mapping[str, int]) -> Iterable[int]:
         if not cached_tokens:

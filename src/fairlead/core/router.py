@@ -99,15 +99,17 @@ class Router(Halves):
             return decision
         chosen = self.pool.by_address[decision.addresses[0]]
         chosen.last_chosen = decision.number
-        uncached = request.tokens - decision.cached_tokens
         if decision.prefill is not None and decision.prefill.is_split:
             hop = Hop(self, request, decision.prefill, now_s)
             return InFlight(self, self.feedback, request, decision, Ticket(chosen, request.tokens, 0), hop)
+        uncached, speed = request.tokens - decision.cached_tokens, chosen._speed
+        prefill_ms = speed.prefill_ms(request.tokens, decision.cached_tokens)
         if decision.adapter is not None:  # whoever comes next waits for the load as for a prefill
             uncached += decision.adapter.load_tokens
+            prefill_ms += decision.adapter.load_tokens * speed.prefill_ms_per_token
         ticket = Ticket(chosen, request.tokens, uncached, request.adapter)
         try:
-            chosen.prefills.expect(ticket, chosen.speed.prefill_ms_per_token * uncached, now_s)
+            chosen.prefills.expect(ticket, prefill_ms, now_s)
         except BaseException:
             ticket.release()
             raise
@@ -173,6 +175,7 @@ class Router(Halves):
             why=way.ranking.why,
             cached_tokens=way.cached_tokens,
             queued_tokens=first.pending_prefill_tokens,
+            queued_attended_tokens=self.pool.by_address[first.address]._load.pending_attended_tokens,
             rtt_ms=first.rtt_ms,
             considered=len(endpoints),
             best=way.best,

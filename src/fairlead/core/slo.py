@@ -17,6 +17,7 @@ from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
 from fairlead.core.objective import Slo
 from fairlead.core.observation import STEPS_BEFORE
+from fairlead.core.prefill_work import work_tokens
 
 
 class Met(msgspec.Struct, frozen=True, gc=False):
@@ -30,7 +31,7 @@ def expected_first_token_ms(at: Candidate) -> float:
     """From the decision to the first token at the client."""
     return _first_token_ms(
         at.rtt_ms + at.fixed_ms,
-        at.prefill_ms_per_token * (at.pending_prefill_tokens + at.strangers_tokens + at.uncached_tokens),
+        at.prefill_ms_per_token * (at.pending_work_tokens + at.strangers_tokens + at.work_tokens),
         expected_pace_ms(at) if at.decoding_requests else 0.0,
     ) + (0.0 if at.adapter is None else adapter_ms(at.adapter, at.prefill_ms_per_token))
 
@@ -59,9 +60,9 @@ def meeting(
     for endpoint in endpoints:
         speed, load = endpoint._speed, endpoint._load
         decoding, step_ms = load.decoding_requests, pace_ms(endpoint)
-        uncached = max(0, request.tokens - cached_tokens.get(endpoint.address, 0))
-        waiting = load.pending_prefill_tokens + endpoint._strangers.pending_prefill_tokens
-        prefill_ms = speed.prefill_ms_per_token * (waiting + uncached)
+        cached, growth = min(cached_tokens.get(endpoint.address, 0), request.tokens), speed.prefill_growth
+        waiting = load.pending_work_tokens(growth) + endpoint._strangers.pending_work_tokens(growth)
+        prefill_ms = speed.prefill_ms_per_token * (waiting + work_tokens(request.tokens - cached, cached, growth))
         first_ms = _first_token_ms(endpoint._rtt_ms + speed.fixed_ms, prefill_ms, step_ms if decoding else 0.0)
         if needs and (need := needs.get(endpoint.address)) is not None:
             first_ms += adapter_ms(need, speed.prefill_ms_per_token)
@@ -77,9 +78,7 @@ def least_first_token_ms(
     """At whichever of `endpoints` it would come first if they were idle; 0 without any."""
     return min(
         (
-            e._rtt_ms
-            + e._speed.fixed_ms
-            + e._speed.prefill_ms_per_token * max(0, request.tokens - cached_tokens.get(e.address, 0))
+            e._rtt_ms + e._speed.fixed_ms + e._speed.prefill_ms(request.tokens, cached_tokens.get(e.address, 0))
             for e in endpoints
         ),
         default=0.0,

@@ -16,7 +16,9 @@ from fairlead.core.reported import EngineReport
 NOBODY: Final = Load()
 
 
-def strangers(before: EngineReport, report: EngineReport, known_requests: int, usual_tokens: float) -> Load:
+def strangers(
+    before: EngineReport, report: EngineReport, known_requests: int, usual_tokens: float, usual_attended: float = 0.0
+) -> Load:
     """Requests, and tokens that wait for prefill; `known_requests` are in flight for all sidecars that we know of."""
     if report.stale or before.read_s is None or report.read_s is None or report.read_s - before.read_s > TRUST_S:
         return NOBODY
@@ -25,4 +27,6 @@ def strangers(before: EngineReport, report: EngineReport, known_requests: int, u
     requests = everyones - known_requests
     if requests <= 0:
         return NOBODY
-    return Load(requests, pending_prefill_tokens=round(waiting * requests / everyones * usual_tokens))
+    theirs = waiting * requests / everyones
+    tokens, attended = round(theirs * usual_tokens), round(theirs * usual_attended)
+    return Load(requests, pending_prefill_tokens=tokens, pending_attended_tokens=attended)

@@ -1,13 +1,14 @@
 """fairlead: the default policy. Network, cache, queue and decoding in one cost, divided by the chance of being right.
 
 cost = (rtt_weight * rtt + fixed
-        + prefill_ms_per_token * uncached * (1 + evict_weight + crowd_weight * least in-flight of all candidates
-                                               + stall_weight * decoding + behind_weight * waiting)
+        + prefill_ms_per_token * work * (1 + evict_weight + crowd_weight * least in-flight of all candidates
+                                           + stall_weight * decoding + behind_weight * waiting)
         + prefill_ms_per_token * queue_weight * (pending + strangers)
         + adapter_weight * (wait for a slot + load, which counts as prefill that takes as long)
         + decode_ms_per_token * (output + batch_weight * batch_slowdown * in-flight
                                           * (output + max(0, least_answer_tokens - usual answer)))
        ) / Q * penalty^attempts
+`work` is the uncached tokens with what attention to all before them adds (`core.prefill_work`), as are those pending.
 What a request costs an engine whatever its length (`fixed`) is learned with the speeds and counts once, for its own
 request: it is time in the server and between steps, which others do not wait for.
 
@@ -55,7 +56,8 @@ class Fairlead(Rule, frozen=True):
         prefill_ms, decode_ms = at.prefill_ms_per_token, at.decode_ms_per_token
         alongside = self.batch_weight * at.batch_slowdown * at.inflight_requests
         waiting = max(0, at.inflight_requests - at.decoding_requests)
-        queue_ms = prefill_ms * self.queue_weight * (at.pending_prefill_tokens + at.strangers_tokens)
+        pending = at.pending_prefill_tokens + at.pending_attention_tokens
+        queue_ms = prefill_ms * self.queue_weight * (pending + at.strangers_tokens)
         if at.answer_tokens < self.least_answer_tokens:
             queue_ms += decode_ms * alongside * (self.least_answer_tokens - at.answer_tokens)
         return (
@@ -71,7 +73,7 @@ class Fairlead(Rule, frozen=True):
 
     def latency_terms(self, c: Candidate) -> tuple[float, float, float, float, float]:
         """Network, fixed, prefill, queue and decoding at one candidate, in ms."""
-        return latency_terms(self.prices(c), c.uncached_tokens, c.least_inflight_requests, c.output_tokens)
+        return latency_terms(self.prices(c), c.work_tokens, c.least_inflight_requests, c.output_tokens)
 
     def adapter_ms(self, c: Candidate) -> float:
         """Of a request for an adapter that has no slot at this candidate; 0 for any other."""
@@ -88,7 +90,8 @@ class Fairlead(Rule, frozen=True):
             once = network + fixed + queue
             if c.adapter is not None:
                 once += self.adapter_ms(c)
-            latency = once + c.uncached_tokens * (prefill + least * contention) + c.output_tokens * decode
+            work = c.uncached_tokens + c.attention_tokens
+            latency = once + work * (prefill + least * contention) + c.output_tokens * decode
             costs_ms.append(latency * cost_factor(c.success_probability, penalty, c.attempts))
             spreads_ms.append(spread / c.success_probability)
         order = in_order(candidates, costs_ms, tie_width=self.tie_ms, spreads=spreads_ms if any(spreads_ms) else None)

@@ -130,10 +130,12 @@ function update(row, { group, isOpen, searching, e, more }, scale, mayAct) {
   COLUMNS.forEach(([, show], index) => show(index ? row.cells[index] : row.cells[0].firstChild, e, scale));
 }
 
+const growth = (e) => e.prefill_growth_per_1k ? ` and ${percent(e.prefill_growth_per_1k)} more for each 1,000 before it` : "";
+
 // What the hover texts say, for those who do not hover.
 function details(cell, e) {
   const entries = [["Reports", engineOf(e)], ["Trouble", troubleOf(e).words.join("; ") || "none"], ["Since the start", historyOf(e)],
-    ["Prefill", `${significant(e.prefill.ms_per_token)} ms per token, ${from(e.prefill)}`],
+    ["Prefill", `${significant(e.prefill.ms_per_token)} ms per token${growth(e)}, ${from(e.prefill)}`],
     ...(e.fixed_ms ? [["Each request", `${milliseconds(e.fixed_ms)}, whatever its length`]] : []),
     ["Decoding", `${significant(e.decode.ms_per_token)} ms per token, ${from(e.decode)}; `
       + `an answer takes ${count(e.answer_tokens)} tokens on average`]];

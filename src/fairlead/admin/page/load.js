@@ -2,4 +2,4 @@
 
 export const inflight = (e) => e.inflight_requests + e.peers.inflight_requests;
 export const pending = (e) => e.pending_prefill_tokens + e.peers.pending_prefill_tokens;
-export const waitMs = (e) => pending(e) * e.prefill.ms_per_token;
+export const waitMs = (e) => e.pending_prefill_ms;
