@@ -144,8 +144,9 @@ async def _round(
     seen = (await admin.get("/debug/endpoints")).json()["endpoints"][0]
     prefill, decode = seen["prefill"], seen["decode"]
     is_known = prefill["learned"] and decode["learned"]
-    learned = Constants(prefill["ms_per_token"], decode["ms_per_token"]) if is_known else None
-    return Round(tuple(took), learned)
+    # What a token adds from the shortest to the longest of the calibration's prompts.
+    prefill_ms = prefill["ms_per_token"] * (1 + seen["prefill_growth_per_1k"] * (CALIBRATED[0] + CALIBRATED[-1]) / 2e3)
+    return Round(tuple(took), Constants(prefill_ms, decode["ms_per_token"]) if is_known else None)
 
 
 async def _calibrate(client: httpx.AsyncClient, model: str, rng: Random, report: Callable[[], None]) -> list[Whole]:

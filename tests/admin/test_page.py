@@ -17,9 +17,11 @@ from fairlead.admission.rates import Rate, RateRules
 from fairlead.admission.waiting import Waiting
 from fairlead.cascade.settings import CascadeRouteSettings
 from fairlead.core.capability import Capability
+from fairlead.core.endpoint import Speed
 from fairlead.core.facts import RequestFacts
 from fairlead.core.in_flight import InFlight
 from fairlead.core.language import LANGUAGES
+from fairlead.core.ledger import Ticket
 from fairlead.core.lengths import BUCKETS
 from fairlead.core.load import Load
 from fairlead.core.reported import EngineIdentity, EngineReport
@@ -406,6 +408,17 @@ def test_details_say_what_hover_texts_say(browser: Browser) -> None:
             "the default, which may be far off",
         ):
             assert sentence in shown
+
+
+def test_prompts_that_take_the_longer_the_longer_they_are_say_so_and_wait_for_as_long(browser: Browser) -> None:
+    endpoint = make_endpoint("10.0.0.1:1", "m")
+    endpoint.speed = Speed(0.1, 20.0, prefill_growth=6e-5)
+    Ticket(endpoint, 20_000, 20_000)
+    with AdminPort([endpoint], {}) as admin:
+        browser.open(admin.url)
+        browser.until_text("#endpoints", "3,200 ms")  # 20,000 tokens, and 12,000 more for their attention
+        browser.js("document.querySelector('#endpoints .details').click()")
+        browser.until_text("#endpoints .more", "0.1 ms per token and 6 % more for each 1,000 before it")
 
 
 def test_what_waits_is_shown_by_priority_and_tenant(admin: AdminPort, browser: Browser) -> None:

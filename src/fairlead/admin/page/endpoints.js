@@ -184,7 +184,7 @@ function load(cell, e, scale) {
 
 function waiting(cell, e, scale) {
   const tokens = plural(pending(e), "token");
-  fill(cell, `${tokens} at ${significant(e.prefill.ms_per_token)} ms each`, element("span", "", wait(waitMs(e))),
+  fill(cell, `${tokens} at ${significant(e.prefill.ms_per_token)} ms each${growth(e)}`, element("span", "", wait(waitMs(e))),
     bar(scale.wait, ["queue", waitMs(e)]), small(pending(e) ? tokens : ""));
 }
 
