@@ -68,7 +68,18 @@ def test_garbage_teaches_nothing_and_raises_nothing(parts: list[bytes], events: 
     assert read(*parts, events=events) == UNKNOWN
 
 
-@pytest.mark.parametrize("usage", [3, [], {"prompt_tokens": -1}, {"prompt_tokens": "9"}, {"prompt_tokens": True}])
+@pytest.mark.parametrize(
+    "usage",
+    [
+        3,
+        [],
+        {"prompt_tokens": -1},
+        {"prompt_tokens": "9"},
+        {"prompt_tokens": True},
+        {"prompt_tokens": 10**9},
+        {"completion_tokens": 10**400},
+    ],
+)
 def test_odd_usage_is_unknown(usage: object) -> None:
     assert read(json.dumps({"usage": usage}).encode()) == UNKNOWN
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from fairlead.api.usage import MOST_TOKENS
 from fairlead.core.learned_state import LearnedState, restore, snapshot
 from fairlead.core.learning import Learner
 from fairlead.core.pool import Pool
@@ -46,6 +47,14 @@ def test_a_file_of_before_there_was_growth_is_read() -> None:
     written["models"]["m"]["works"] = [work[:9] for work in written["models"]["m"]["works"]]
     restore(msgspec.convert(written, LearnedState), learner, pool, now_s=0.0, unix_s=5000.0)
     assert pool.endpoints[1].speed.prefill_ms_per_token == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("odd", ["prompt_tokens", "completion_tokens", "queued_tokens", "prefilled_tokens"])
+def test_the_oddest_counts_that_are_read_of_an_answer_do_not_make_the_file_unreadable(odd: str) -> None:
+    learner, pool = Learner(), new_pool()
+    learned = learn(new_pool(), *[seen()] * 20, seen(**{odd: MOST_TOKENS}), *[seen()] * 3)
+    restore(through_a_file(learned), learner, pool, now_s=0.0, unix_s=5000.0)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.05)
 
 
 def test_the_age_of_what_was_learned_counts_the_time_in_between() -> None:

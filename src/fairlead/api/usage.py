@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+MOST_TOKENS: Final = 10**8  # of a prompt or an answer: what says more is an odd engine
 _MAX_BYTES: Final = 1 << 20  # of a body, or of one event; a longer one is not read
 _decode = msgspec.json.Decoder().decode
 
@@ -89,6 +90,6 @@ def _part(document: Any, key: str) -> dict[str, Any]:
 def _count(document: dict[str, Any], *keys: str) -> int | None:
     for key in keys:
         value = document.get(key)
-        if type(value) is int and value >= 0:
+        if type(value) is int and 0 <= value <= MOST_TOKENS:
             return value
     return None

@@ -18,6 +18,7 @@ _FULL_TRUST: Final = 0.03  # in a wait for an engine that had no room: most of i
 _FULL_DECODE_TRUST: Final = 0.15  # and in the decoding there, which preemptions interrupt
 STEPS_BEFORE: Final = 1.5  # of the batch that a prefill joins: half of the one under way, and its own
 _ENGINE_TIME_BOUND_MS: Final = 1e12
+_MOST_TOKENS_PER_MS: Final = 10_000.0  # no engine computes more: these were cached, or their count is absurd
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):
@@ -69,6 +70,8 @@ def works_of(seen: Observation, *, reports_cache: bool) -> Iterable[Work]:
     took_ms = 0.0 if seen.total_ms is None else seen.total_ms - seen.rtt_ms
     if seen.completion_tokens and seen.direct and not seen.media and 0 < took_ms < _ENGINE_TIME_BOUND_MS:
         own, own_attended, unsure, trust = _computed(seen, reports_cache=reports_cache)
+        if own > took_ms * _MOST_TOKENS_PER_MS:
+            return
         waited, others_before = _steps_before(seen)
         concurrent = others_before + steps * seen.concurrent_requests
         others = float(seen.prefilled_tokens)
@@ -87,6 +90,8 @@ def _until_first_token(seen: Observation, *, reports_cache: bool) -> Iterable[Wo
     ):  # an image's encoding is no prefill of tokens
         return
     own, own_attended, unsure, trust = _computed(seen, reports_cache=reports_cache)
+    if own > took_ms * _MOST_TOKENS_PER_MS:
+        return
     waited, concurrent = _steps_before(seen)
     more = seen.first_tokens - 1
     concurrent += more * seen.concurrent_requests

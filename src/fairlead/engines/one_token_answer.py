@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from fairlead.api.usage import MOST_TOKENS
+
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+
 
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _Tokens | None = None
 
 
 class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int | None = None
+    prompt_tokens: _Tokens | None = None
     prompt_tokens_details: _Details | None = None
 
 
