@@ -260,7 +260,8 @@ Medians over rounds. The error is of what was in force at a round's end against 
 
 {table(heads, _rows(measured))}
 
-In the sidecar's model a token costs the same wherever it stands; here those after a long context cost more. \
+Prefill as learned is what a token adds from the shortest to the longest of the new prompts. In the sidecar's model a \
+token of an answer costs the same wherever it stands; here those after a long context cost more. \
 Other load on the machine (see the load averages) is in both, as far as it lasts.
 """
 
