@@ -1,8 +1,7 @@
 """What an answer takes at an engine, as a linear function of the work that it meant, fitted to samples of it.
 
-    ms = fixed_ms * requests + prefill_ms * (own + others' prompt tokens) + alone_ms * (steps + slowdown * concurrent)
-
-    work = prompt tokens that were computed + growth * tokens that they attended             (`core.prefill_work`)
+    ms = fixed_ms * requests + prefill_ms * (own + others' prefill work) + alone_ms * (steps + slowdown * concurrent)
+    prefill work = prompt tokens that were computed + growth * tokens that they attended        (`core.prefill_work`)
 
 One function holds for every part of an answer that can be timed: up to its first token, from there to its end, all of
 it where it comes in one piece. So each teaches what it can of the same constants. What others did meanwhile is known by
