@@ -36,12 +36,11 @@ class Loaded(Protocol):
 class Ticket:
     """The load of one request at one endpoint. Every method may be called again and then does nothing."""
 
-    __slots__ = ("_adapter", "_attended_tokens", "_load", "_uncached_tokens", "endpoint")
+    __slots__ = ("_adapter", "_load", "_uncached_tokens", "endpoint")
 
     def __init__(self, endpoint: Loaded, prompt_tokens: int, uncached_tokens: int, adapter: str = "") -> None:
         """`uncached_tokens` include what loading the `adapter` is worth, if it must be loaded."""
-        self._attended_tokens = attended_tokens(prompt_tokens, uncached_tokens)
-        self._load = Load(1, prompt_tokens, uncached_tokens, 0, self._attended_tokens)
+        self._load = Load(1, prompt_tokens, uncached_tokens, 0, attended_tokens(prompt_tokens, uncached_tokens))
         self._uncached_tokens = uncached_tokens
         self._adapter = adapter
         self.endpoint: Loaded | None = endpoint
@@ -73,7 +72,8 @@ class Ticket:
 
     def own_prefilled(self) -> tuple[int, int]:
         """Of those, the request's own."""
-        return (self._uncached_tokens, self._attended_tokens) if self._load.decoding_requests else (0, 0)
+        load, uncached = self._load, self._uncached_tokens
+        return (uncached, attended_tokens(load.inflight_prompt_tokens, uncached)) if load.decoding_requests else (0, 0)
 
     def move(self, endpoint: Loaded) -> None:
         """The gateway served the request elsewhere than at the first choice."""
@@ -102,7 +102,7 @@ class Ticket:
         attended = attended_tokens(load.inflight_prompt_tokens, uncached_tokens)
         more = uncached_tokens - load.pending_prefill_tokens, 0, attended - load.pending_attended_tokens
         endpoint.take(Load(0, 0, *more))
-        self._uncached_tokens, self._attended_tokens = uncached_tokens, attended
+        self._uncached_tokens = uncached_tokens
         self._load = Load(1, load.inflight_prompt_tokens, uncached_tokens, 0, attended)
 
     def release(self, *, served: bool = False) -> None:

@@ -32,8 +32,7 @@ class Scores(NamedTuple):
 
 
 _COLUMNS: Final = 9  # as `_row` makes them
-_ANSWERS: Final = 4  # the column of how long answers are,
-_GROWTHS: Final = 8  # and that of how prefill grows with what is before it
+_ANSWERS: Final = 4  # the column of how long answers are
 _FEW_SHARE: Final = 4  # with less than a quarter of endpoints that hold any of a prompt, looking these up is faster
 _CHUNK: Final = 64
 
