@@ -27,7 +27,7 @@ def metrics(services: Services) -> Iterator[Metric]:
 
 def _speeds(learner: Learner, pool: Pool, now_s: float) -> Iterator[Metric]:
     prefill = _gauge("learned_prefill_seconds_per_token", "Prefill of one uncached token", "endpoint", "model")
-    growth = _gauge("learned_prefill_growth_ratio", "Added to it by 1,000 tokens before it", "endpoint", "model")
+    growth = _gauge("learned_prefill_growth_ratio", "Added to prefill by 1,000 tokens before one", "endpoint", "model")
     decode = _gauge("learned_decode_seconds_per_token", "Decoding of one token, alone", "endpoint", "model")
     fixed = _gauge("learned_request_seconds", "What each request takes, whatever its length", "endpoint", "model")
     slowdown = _gauge("learned_batch_slowdown_ratio", "Added to it by each other request", "endpoint", "model")

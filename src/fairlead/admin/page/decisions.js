@@ -5,7 +5,7 @@ import {
 } from "./dom.js";
 
 const WHY = {
-  cost: ["least cost", "Its expected time to a right answer, with what others lose by it, was the least"],
+  cost: ["least cost", "Its cost was the least"],
   affinity: ["bound endpoint", "The request's session is bound to it, and its cost was the least or near it"],
   migration: ["migrated", "The session was moved there from a hot endpoint, with its cache"],
   fallback: ["fallback", "The policy gave no ranking: the least busy endpoint was taken. See the log"],

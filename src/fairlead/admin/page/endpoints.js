@@ -130,7 +130,7 @@ function update(row, { group, isOpen, searching, e, more }, scale, mayAct) {
   COLUMNS.forEach(([, show], index) => show(index ? row.cells[index] : row.cells[0].firstChild, e, scale));
 }
 
-const growth = (e) => e.prefill_growth_per_1k ? ` and ${percent(e.prefill_growth_per_1k)} more for each 1,000 before it` : "";
+const growth = (e) => e.prefill_growth_per_1k >= 0.005 ? ` and ${percent(e.prefill_growth_per_1k)} more for each 1,000 before it` : "";
 
 // What the hover texts say, for those who do not hover.
 function details(cell, e) {
