@@ -49,6 +49,15 @@ def sent(world: World, session: str | None = "s", now_s: float = 1.0) -> InFligh
     return in_flight
 
 
+def sent_new(world: World, number: int) -> InFlight:
+    """A prompt that nobody sent before."""
+    facts = msgspec.structs.replace(asked(None), prefix=tuple(10 * number + i for i in PROMPT))
+    in_flight = world.router.admit(facts, now_s=1.0)
+    assert isinstance(in_flight, InFlight)
+    in_flight.sent(facts, 1.0)
+    return in_flight
+
+
 def idle(world: World) -> bool:
     return all(e.own == e.load == Load() for e in world.router.pool.endpoints)
 
@@ -244,6 +253,43 @@ def test_a_prefill_that_ended_unseen_does_not_delay_the_estimate_of_the_next() -
     assert isinstance(second, InFlight)
     endpoint.prefills.settle(0.35)
     assert endpoint.load == Load(1, 100, 0, 1)
+
+
+def test_of_an_answer_in_one_piece_all_that_others_prefilled_since_it_was_sent_counts() -> None:
+    """Its first part is seen when all of it is there."""
+    world = World("fairlead")
+    world.endpoint("a:1")
+    whole, other = sent_new(world, 1), sent_new(world, 2)
+    other.served("a:1", 200, 1.2, in_one_piece=False)
+    other.first_token(1.2)
+    whole.served("a:1", 200, 2.0, in_one_piece=True)
+    whole.first_token(2.0)
+    seen = whole.observation(Usage(), 2.0, streamed=False)
+    assert (seen.prefilled_tokens, seen.concurrent_requests) == (512, 0.5)
+
+
+def test_prompts_that_were_sent_after_it_may_have_delayed_its_first_token() -> None:
+    world = World("fairlead")
+    world.endpoint("a:1")
+    sent_new(world, 1)
+    stream = sent_new(world, 2)
+    sent_new(world, 3), sent_new(world, 4)
+    stream.served("a:1", 200, 1.2, in_one_piece=False)
+    stream.first_token(1.2)
+    sent_new(world, 5)
+    assert stream.observation(Usage(), 2.0, streamed=True).came_after_tokens == 2 * 512
+
+
+def test_at_an_engine_that_it_fell_back_to_only_prompts_sent_after_that_count() -> None:
+    world = World("fairlead")
+    world.endpoint("a:1")
+    world.endpoint("b:1")
+    stream = sent_new(world, 1)
+    (other,) = {"a:1", "b:1"} - {stream.address}
+    sent_new(world, 2)
+    stream.served(other, 200, 1.2, in_one_piece=False)
+    stream.first_token(1.3)
+    assert stream.observation(Usage(), 2.0, streamed=True).came_after_tokens == 0
 
 
 def test_what_was_observed_is_told_with_the_outcome() -> None:

@@ -76,6 +76,46 @@ def test_a_few_slow_answers_say_little_of_one_engine(pool: Pool) -> None:
     assert pool.by_address["b:1"].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.2)
 
 
+def test_prompts_that_are_computed_together_do_not_make_prefill_look_slow(pool: Pool) -> None:
+    """An engine computes in one step what fits into it: each of four prompts waits for all four, the first too."""
+    rng = Random(5)
+    answers = []
+    for _ in range(24):
+        alone = rng.randrange(300, 1500)
+        answers.append(seen(prompt_tokens=alone, estimated_tokens=alone, first_token_ms=30.0 + 0.2 * alone))
+        together = [rng.randrange(100, 500) for _ in range(4)]
+        ms = 30.0 + 0.2 * sum(together)
+        answers += [
+            seen(
+                prompt_tokens=tokens, estimated_tokens=tokens, first_token_ms=ms,
+                queued_tokens=sum(together[:n]), came_after_tokens=sum(together[n + 1 :]),
+            )
+            for n, tokens in enumerate(together)
+        ]  # fmt: skip
+    learn(pool, *answers)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.1)
+
+
+def test_prompts_that_may_be_cached_do_not_hide_what_new_ones_show(pool: Pool) -> None:
+    """As SGLang's torch_native attention: a token that is cached takes half as long as one that is not. Nor does it
+    tell which were. Each conversation has one prompt that is new and two that go on from it.
+    """
+    rng = Random(5)
+    answers = []
+    for _ in range(20):
+        tokens = rng.randrange(300, 900)
+        answers.append(seen(prompt_tokens=tokens, estimated_tokens=tokens, first_token_ms=30.0 + 0.2 * tokens))
+        for _ in range(2):
+            cached, tokens = tokens, tokens + rng.randrange(100, 200)
+            ms = 30.0 + 0.2 * (tokens - cached) + 0.12 * cached
+            answers.append(
+                seen(prompt_tokens=tokens, estimated_tokens=tokens, expected_cached_tokens=cached, first_token_ms=ms,
+                     cached_tokens=None)
+            )  # fmt: skip
+    learn(pool, *answers)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.1)
+
+
 def test_one_answer_that_stalled_does_not_make_its_engine_eleven_times_slower(pool: Pool) -> None:
     """As recorded: 25 steps in 3.9 s, while another prompt was prefilled whose tokens were counted only afterwards.
 

@@ -184,9 +184,10 @@ def _robust(
     typical_ms = median(took_ms)
     # Nothing to compare with yet: errors are relative to what a sample took, so that an absurd one weighs nothing.
     scale_ms = [max(ms, 0.1 * typical_ms) for ms in took_ms]
-    weights = [each.trust * r for each, r in zip(samples, recency, strict=True)]
     growth = before.growth
-    line = _solved(columns, took_ms, weights, scale_ms, _on_average(before, samples), growth)
+    line = _on_average(before, samples)
+    weights = [r * weight(each, line) for each, r in zip(samples, recency, strict=True)]
+    line = _solved(columns, took_ms, weights, scale_ms, line, growth)
     spread = 0.0
     for _ in range(_PASSES):
         scale_ms = [max(line.ms(each), 1e-9) for each in samples]

@@ -148,6 +148,7 @@ class Endpoint:
         "report",
         "revision",
         "running_limit",
+        "sent_tokens",
         "served_s",
         "usual_attended_tokens",
         "usual_prefill_tokens",
@@ -192,7 +193,8 @@ class Endpoint:
         self.notify: Callable[[Endpoint], None] | None = None  # that there may be room here, for those that wait
         self.passed_over = 0  # requests that chose it and were answered elsewhere, since its last answer
         self.generation = 0
-        self.prefilled_tokens = 0  # since the start
+        self.sent_tokens = 0  # of our prompts, to compute, since the start
+        self.prefilled_tokens = 0
         self.prefilled_attended_tokens = 0
         self.usual_prefill_tokens = 0.0  # of one of our prompts
         self.usual_attended_tokens = 0.0

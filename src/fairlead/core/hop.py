@@ -87,6 +87,7 @@ class Hop:
             estimated_tokens=request.tokens,
             queued_tokens=self._queued.pending_prefill_tokens,
             queued_attended_tokens=self._queued.pending_attended_tokens,
+            came_after_tokens=self._ticket.came_after_tokens(),
             rtt_ms=0.0 if endpoint is None else endpoint.rtt_ms,
             first_token_ms=(now_s - self._began_s) * 1e3,  # its only one
             prompt_tokens=prompt_tokens,

@@ -45,6 +45,7 @@ class InFlight:
 
     __slots__ = (
         "_bound_before",
+        "_came_after_tokens",
         "_committed_s",
         "_concurrent_requests",
         "_copy",
@@ -53,6 +54,7 @@ class InFlight:
         "_feedback",
         "_first_token_s",
         "_held_before",
+        "_in_one_piece",
         "_lost_prefill",
         "_placement",
         "_prefilled_there",
@@ -95,6 +97,8 @@ class InFlight:
         self._decoding_before = ticket.concurrent_requests()
         self._concurrent_requests = self._decoding_before  # at the first token, where it is seen
         self._prefilled_there = ticket.prefilled_there()
+        self._came_after_tokens = 0  # until its first token
+        self._in_one_piece = False
         self._engine_full = False
         self._lost_prefill = False
         self.was_evicted = False
@@ -188,7 +192,7 @@ class InFlight:
         """
         if self.phase != "sent":
             return
-        self.phase, self.code = "served", code
+        self.phase, self.code, self._in_one_piece = "served", code, in_one_piece
         placement, decision = self._placement, self.decision
         # Where both halves get the request at once, an answer begins before its prompt is computed.
         if self.hop is not None and self.hop.connector != BY_ROOM:
@@ -271,6 +275,9 @@ class InFlight:
             return
         self._first_token_s = now_s
         self._look_at_engine()
+        if self._in_one_piece:  # it comes at the end: what others did since it was sent counts
+            return
+        self._came_after_tokens = self._ticket.came_after_tokens()
         self._ticket.prefilled()
         self._concurrent_requests = self._ticket.concurrent_requests()
         self._prefilled_there = self._ticket.prefilled_there()
@@ -301,6 +308,7 @@ class InFlight:
             estimated_tokens=request.tokens,
             queued_tokens=decision.queued_tokens,
             queued_attended_tokens=decision.queued_attended_tokens,
+            came_after_tokens=self._came_after_tokens,
             rtt_ms=decision.rtt_ms,
             first_token_ms=None if first_token_s is None else (first_token_s - self.sent_s) * 1e3,
             first_tokens=first_tokens,

@@ -18,6 +18,7 @@ class Loaded(Protocol):
 
     adapters: AdapterSlots
     address: str
+    sent_tokens: int
     prefilled_tokens: int
     prefilled_attended_tokens: int
 
@@ -36,7 +37,7 @@ class Loaded(Protocol):
 class Ticket:
     """The load of one request at one endpoint. Every method may be called again and then does nothing."""
 
-    __slots__ = ("_adapter", "_load", "_uncached_tokens", "endpoint")
+    __slots__ = ("_adapter", "_load", "_sent_tokens", "_uncached_tokens", "endpoint")
 
     def __init__(self, endpoint: Loaded, prompt_tokens: int, uncached_tokens: int, adapter: str = "") -> None:
         """`uncached_tokens` include what loading the `adapter` is worth, if it must be loaded."""
@@ -45,8 +46,13 @@ class Ticket:
         self._adapter = adapter
         self.endpoint: Loaded | None = endpoint
         endpoint.take(self._load)
+        self._sent_tokens = self._sent_to(endpoint)
         if adapter:
             endpoint.adapters.begin(adapter)
+
+    def _sent_to(self, endpoint: Loaded) -> int:
+        endpoint.sent_tokens = sent_tokens = endpoint.sent_tokens + self._uncached_tokens
+        return sent_tokens
 
     @property
     def load(self) -> Load:
@@ -75,12 +81,17 @@ class Ticket:
         load, uncached = self._load, self._uncached_tokens
         return (uncached, attended_tokens(load.inflight_prompt_tokens, uncached)) if load.decoding_requests else (0, 0)
 
+    def came_after_tokens(self) -> int:
+        """Of prompts that were sent to the endpoint after this one, the tokens to compute."""
+        return 0 if self.endpoint is None else self.endpoint.sent_tokens - self._sent_tokens
+
     def move(self, endpoint: Loaded) -> None:
         """The gateway served the request elsewhere than at the first choice."""
         if self.endpoint is not None and self.endpoint is not endpoint:
             self._give_back(self.endpoint, served=False)
             self.endpoint = endpoint
             endpoint.take(self._load)
+            self._sent_tokens = self._sent_to(endpoint)
             if self._adapter:
                 endpoint.adapters.begin(self._adapter)
 

@@ -19,6 +19,7 @@ _FULL_DECODE_TRUST: Final = 0.15  # and in the decoding there, which preemptions
 STEPS_BEFORE: Final = 1.5  # of the batch that a prefill joins: half of the one under way, and its own
 _ENGINE_TIME_BOUND_MS: Final = 1e12
 _MOST_TOKENS_PER_MS: Final = 10_000.0  # no engine computes more: these were cached, or their count is absurd
+_MOST_TOGETHER_TOKENS: Final = 2048  # of a step: the least budget that engines have for it by default
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):
@@ -50,6 +51,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     ended_s: float = 0.0  # of the router's clock
     queued_attended_tokens: int = 0  # before those that waited, and before those of others that were prefilled:
     prefilled_attended_tokens: int = 0  # see `core.prefill_work`
+    came_after_tokens: int = 0  # of prompts sent there after it, before its first token
 
 
 def works_of(seen: Observation, *, reports_cache: bool) -> Iterable[Work]:
@@ -96,6 +98,7 @@ def _until_first_token(seen: Observation, *, reports_cache: bool) -> Iterable[Wo
     more = seen.first_tokens - 1
     concurrent += more * seen.concurrent_requests
     trust *= _FULL_TRUST if seen.engine_full else 1.0
+    unsure += min(seen.came_after_tokens, _MOST_TOGETHER_TOKENS)
     ended_s = seen.ended_s - (seen.decode_ms or 0.0) / 1e3
     yield Work(
         took_ms, 1.0, own, float(seen.queued_tokens), waited + more, concurrent, unsure, trust, ended_s,
