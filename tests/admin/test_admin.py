@@ -18,7 +18,7 @@ from fairlead.core.facts import session_key
 from fairlead.core.learned_times import LEAST_SAMPLES
 from fairlead.core.observation import Observation
 from fairlead.core.pool import Pool
-from fairlead.core.reported import EngineIdentity, EngineReport
+from fairlead.core.reported import AnswerSums, EngineIdentity, EngineReport
 from fairlead.extproc.recorder import KEPT_DECISIONS
 from fairlead.processes import free_ports
 from fairlead.serving.sidecar import Sidecar
@@ -214,6 +214,18 @@ async def test_constants_say_whether_answers_taught_them(admin: Client, conversa
         "learned": True,
     }
     assert (pool[0]["prefill"]["ms_per_token"], pool[0]["prefill"]["source"]) == (0.1, "default")
+
+
+async def test_constants_say_when_they_are_what_engines_say(admin: Client, conversation: Conversation) -> None:
+    pool = conversation.services.router.pool
+    sums = AnswerSums(answers=100, prefill_s=20.0, computed_tokens=100_000)
+    conversation.endpoints["10.0.0.3:1"].report = EngineReport(sums=sums, read_s=1.0)
+    conversation.services.learner.read_reports(pool)
+    shown = (await (await admin.get("/debug/endpoints")).json())["endpoints"][2]
+    assert [(shown[of]["ms_per_token"], shown[of]["source"]) for of in ("prefill", "decode")] == [
+        (pytest.approx(0.2), "reported"),
+        (20.0, "default"),
+    ]
 
 
 async def test_a_session_shows_where_it_lives_and_for_how_long(

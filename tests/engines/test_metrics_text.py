@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.core.reported import EngineReport
+from fairlead.core.reported import AnswerSums, EngineReport
 from fairlead.engines.metrics_text import read_metrics
 from fairlead.tools.simulate.engine import Engine
 from fairlead.tools.simulate.engine_metrics import EngineMetrics
@@ -185,6 +185,44 @@ def test_the_simulated_engine_is_read_like_a_real_one(kind: str, count: int | No
     assert (report.running_requests, report.waiting_requests, report.kv_usage) == (0, 0, 0.0)
     assert report.kv_capacity_tokens == 1600
     assert (report.prefix_queried_tokens, report.prefix_hit_tokens, report.generated_tokens) == (count,) * 3
+
+
+def test_what_vllm_sums_up_of_the_answers_that_it_ended() -> None:
+    """As vLLM 0.32 writes it."""
+    page = (
+        VLLM
+        + b"""vllm:request_prefill_time_seconds_bucket{engine="0",le="0.3",model_name="m"} 264.0
+vllm:request_prefill_time_seconds_count{engine="0",model_name="m"} 265.0
+vllm:request_prefill_time_seconds_sum{engine="0",model_name="m"} 16.77407096001116
+vllm:request_decode_time_seconds_count{engine="0",model_name="m"} 265.0
+vllm:request_decode_time_seconds_sum{engine="0",model_name="m"} 39.615436577987566
+vllm:request_prefill_kv_computed_tokens_count{engine="0",model_name="m"} 265.0
+vllm:request_prefill_kv_computed_tokens_sum{engine="0",model_name="m"} 111646.0
+vllm:request_generation_tokens_sum{engine="0",model_name="m"} 4106.0
+"""
+    )
+    assert read(page).sums == AnswerSums(265, 16.77407096001116, 111_646, 39.615436577987566, 4106 - 265)
+
+
+def test_what_sglang_sums_up_of_the_answers_that_it_ended() -> None:
+    """As SGLang 0.5.23 writes it; each of its tensor-parallel workers may tell the stages."""
+    stage = 'sglang:per_stage_req_latency_seconds_sum{model_name="m",pp_rank="0",stage="%s",tp_rank="%d"} %s\n'
+    stages = [("request_process", 0, 0.5), ("prefill_forward", 0, 2.5), ("chunked_prefill", 0, 1.5)]
+    stages += [("prefill_forward", 1, 2.4), ("chunked_prefill", 1, 1.4)]
+    page = SGLANG + "".join(stage % each for each in stages).encode()
+    page += b"""sglang:uncached_prompt_tokens_histogram_sum{engine_type="unified",model_name="m"} 5924.0
+sglang:uncached_prompt_tokens_histogram_count{engine_type="unified",model_name="m"} 26.0
+sglang:inter_token_latency_seconds_sum{engine_type="unified",model_name="m"} 9.5
+sglang:inter_token_latency_seconds_count{engine_type="unified",model_name="m"} 512.0
+"""
+    assert read(page).sums == AnswerSums(26, 4.0, 5924, 9.5, 512)
+
+
+def test_sums_of_several_ranks_are_added_up() -> None:
+    series = b'vllm:request_prefill_time_seconds_%b{engine="%d",model_name="m"} %d\n'
+    lines = [(b"count", 0, 4), (b"count", 1, 5), (b"sum", 0, 7), (b"sum", 1, 8)]
+    page = VLLM + b"".join(series % each for each in lines)
+    assert read(page).sums == AnswerSums(9, prefill_s=15.0, ranks=2)
 
 
 def in_use(running: str, waiting: str, at: str, slots: int = 2, rank: int = 0) -> bytes:

@@ -19,6 +19,7 @@ from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import session_key
 from fairlead.core.observation import LEAST_DECODE_TOKENS
 from fairlead.core.reported import EngineReport
+from fairlead.core.reported_times import UNSAID
 from fairlead.discovery import SourceStatus
 from fairlead.extproc.recorder import EndpointCounts, Recorder
 from fairlead.extproc.services import Services
@@ -196,7 +197,8 @@ def _constant(services: Services, e: Endpoint, of: Literal["prefill", "decode"],
     """Milliseconds per token in force, where they come from, out of how many answers, and since when."""
     learner = services.learner
     model, engine = learner.models.get(e.model), learner.engines.get((e.address, e.model))
-    ratio = e.spec.prefill_ratio if of == "prefill" else e.spec.decode_ratio
+    is_configured = e.spec.prefill_configured if of == "prefill" else e.spec.decode_configured
+    said = getattr(learner.reported.get(e.model, UNSAID), f"{of}_ms") is not None
     learned, samples, own, factor = False, 0, 0, 1.0
     if model is not None:
         learned = model.knows_prefill if of == "prefill" else model.knows_decode
@@ -207,10 +209,9 @@ def _constant(services: Services, e: Endpoint, of: Literal["prefill", "decode"],
         here = engine.prefill if of == "prefill" else engine.decode
         own, factor = len(here.samples), here.value
     since_s = model.since_s if model is not None else None
-    is_configured = ratio != 1.0 or f"{of}_ms_per_token" in services.config.model(e.model).model_fields_set
     return {
         "ms_per_token": e.speed.prefill_ms_per_token if of == "prefill" else e.speed.decode_ms_per_token,
-        "source": "learned" if learned else "configured" if is_configured else "default",
+        "source": "learned" if learned else "configured" if is_configured else "reported" if said else "default",
         "samples": samples,  # of the model, on any of its endpoints
         "endpoint_samples": own,
         "endpoint_factor": factor,  # to what is usual of the model, and configured of this endpoint

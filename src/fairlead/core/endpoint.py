@@ -56,6 +56,8 @@ class EndpointSpec(msgspec.Struct, frozen=True, gc=False):
     decode_ms_per_token: float = 20.0  # alone on the engine
     prefill_ratio: float = 1.0  # of its configured time to that of its model: how much slower its kind of engine is
     decode_ratio: float = 1.0
+    prefill_configured: bool = False  # by its model or its own; else what is above is no more than usual
+    decode_configured: bool = False
     max_model_len: int | None = None
     capability: Capability = NEUTRAL
     region: str = ""

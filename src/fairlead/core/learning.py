@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from fairlead.core.answer_times import Ratios, Work
-from fairlead.core.endpoint import Endpoint, Speed
+from fairlead.core.endpoint import Endpoint, EndpointSpec, Speed
 from fairlead.core.learned_times import EngineTimes, ModelTimes, ratios_of, usual
 from fairlead.core.observation import Observation, works_of
 from fairlead.core.pool import Pool
+from fairlead.core.reported_times import UNSAID, ReportedTimes, Times, of_model
 from fairlead.core.token_model import Rates, TokenModel, mean_rates
 
 MOST_ENGINES_SETTLED: Final = 8  # at one call
@@ -31,6 +34,8 @@ class Learner:
         self.models: dict[str, ModelTimes] = {}
         self.engines: dict[tuple[str, str], EngineTimes] = {}  # by address and model
         self.tokens: dict[str, TokenModel] = {}  # by model
+        self.reported: dict[str, Times] = {}  # by model, as its engines say; where answers do not show it
+        self._reports: dict[tuple[str, str], ReportedTimes] = {}  # by address and model
         self._other_rates: dict[str, Rates] = {}  # of routes and adapters, until something new is in force
         self._unsettled: set[str] = set()  # models
         self._due: dict[tuple[str, str], None] = {}  # engines, in the order in which they are compared to their models
@@ -83,6 +88,24 @@ class Learner:
         model.adapter_load_ms.add(load_ms)
         engine.adapter_load_ms.add(load_ms)
 
+    def read_reports(self, pool: Pool) -> None:
+        """Put in force what engines say of themselves, of models of which answers have not shown it yet."""
+        changed = set()
+        for endpoint in pool.endpoints:
+            model = self.models.get(endpoint.model)
+            if model is not None and model.knows_prefill and model.knows_decode:
+                continue
+            which = endpoint.address, endpoint.model
+            reports = self._reports.get(which)
+            if reports is None:
+                reports = self._reports[which] = ReportedTimes()
+            if reports.look(endpoint):
+                changed.add(endpoint.model)
+        for name in changed:
+            engines = [each for each in pool.endpoints if each.model == name]
+            self.reported[name] = of_model((each.spec, self._reports[each.address, name].value) for each in engines)
+            self.apply(engines)
+
     def settle(self, pool: Pool) -> None:
         """Put what was learned since in force on the endpoints of its models."""
         for _ in self.settling(lambda: pool):
@@ -132,25 +155,44 @@ class Learner:
         self.engines = {which: times for which, times in self.engines.items() if which in kept}
         self.models = {model: times for model, times in self.models.items() if model in models}
         self.tokens = {model: learned for model, learned in self.tokens.items() if model in models}
+        self.reported = {model: times for model, times in self.reported.items() if model in models}
+        self._reports = {which: reports for which, reports in self._reports.items() if which in kept}
         self._other_rates.clear()
 
     def apply(self, endpoints: Iterable[Endpoint]) -> None:
-        """Put what was learned in force; a model of which nothing was learned keeps its configured values."""
+        """Put what was learned in force; a model of which nothing was learned keeps its configured values, or has those
+        that its engines say.
+        """
         for endpoint in endpoints:
-            model = self.models.get(endpoint.model)
+            model, spec = self.models.get(endpoint.model), endpoint.spec
+            prefill_ms, decode_ms = self._said(spec, endpoint.speed)
             if model is None:
+                endpoint.speed = msgspec.structs.replace(
+                    endpoint.speed, prefill_ms_per_token=prefill_ms, decode_ms_per_token=decode_ms
+                )
                 continue
             engine = self.engines.get((endpoint.address, endpoint.model), _LIKE_OTHERS)
-            known, line = endpoint.speed, ratios_of(endpoint.spec).line(model.line)
+            known, line = endpoint.speed, ratios_of(spec).line(model.line)
             endpoint.speed = Speed(
-                line.prefill_ms * engine.prefill.value if model.knows_prefill else known.prefill_ms_per_token,
-                line.alone_ms * engine.decode.value if model.knows_decode else known.decode_ms_per_token,
+                line.prefill_ms * engine.prefill.value if model.knows_prefill else prefill_ms,
+                line.alone_ms * engine.decode.value if model.knows_decode else decode_ms,
                 line.slowdown if model.knows_decode else known.batch_slowdown,
                 model.answer_tokens.value,
                 (engine.adapter_load_ms if engine.adapter_load_ms.learned else model.adapter_load_ms).value,
                 line.fixed_ms * engine.prefill.value + engine.extra_ms if model.knows_prefill else known.fixed_ms,
                 line.growth if model.knows_prefill else known.prefill_growth,
             )
+
+    def _said(self, spec: EndpointSpec, known: Speed) -> tuple[float, float]:
+        """Milliseconds per token of an engine of whose model no answer was seen."""
+        said = self.reported.get(spec.model, UNSAID)
+        by_prefill, by_decode = said.prefill_ms, said.decode_ms
+        return (
+            known.prefill_ms_per_token
+            if by_prefill is None or spec.prefill_configured
+            else by_prefill * spec.prefill_ratio,
+            known.decode_ms_per_token if by_decode is None or spec.decode_configured else by_decode * spec.decode_ratio,
+        )
 
     def model_of(self, endpoint: Endpoint) -> ModelTimes:
         model = self.models.get(endpoint.model)

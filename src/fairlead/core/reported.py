@@ -8,6 +8,17 @@ from __future__ import annotations
 import msgspec
 
 
+class AnswerSums(msgspec.Struct, frozen=True, gc=False):
+    """Of the answers that an engine has ended since it started, on all of its data-parallel ranks; as it timed them."""
+
+    answers: int
+    prefill_s: float | None = None  # from the start of a prompt to its first token, without its wait in the queue
+    computed_tokens: int | None = None  # of prompts
+    decode_s: float | None = None  # from the first token to the last
+    steps: int | None = None  # tokens after the first
+    ranks: int = 1
+
+
 class EngineReport(msgspec.Struct, frozen=True, gc=False):
     """The numbers of an engine's metrics page, summed over its data-parallel ranks; counters are since its start.
 
@@ -28,6 +39,7 @@ class EngineReport(msgspec.Struct, frozen=True, gc=False):
     adapter_slots: int | None = None  # of one rank: adapters that it can have loaded at a time
     running_adapters: tuple[str, ...] = ()  # of requests that run; one that is loaded and idle is not named
     waiting_adapters: tuple[str, ...] = ()
+    sums: AnswerSums | None = None
     process_start_s: float | None = None  # Unix time
     read_s: float | None = None
     changed_s: float | None = None  # when any number was last seen to move

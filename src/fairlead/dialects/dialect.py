@@ -14,6 +14,8 @@ KvConnector = Literal["mooncake", "nixl", "shared", "proxy", "sglang"]
 # What a metric means. Gauges, of which the greatest of a rank counts: running and waiting requests, kv_usage (0 to 1),
 # capacity of the KV cache and block in tokens. Counters, which are summed: prompt tokens that were looked up in the
 # prefix cache (queried), found there (hit) and served (prompt; queried_prompt is both), and tokens generated.
+# Sums over ended answers, likewise counters: answers, prefill_s and decode_s in seconds, computed (tokens of prompts),
+# and steps, or answer_tokens, which are one more for each answer.
 # cache_config: block_size, num_gpu_blocks and cache_dtype are its labels. adapter_slots: adapters loaded at a time.
 Reading = Literal[
     "running",
@@ -26,6 +28,12 @@ Reading = Literal[
     "hit",
     "prompt",
     "generated",
+    "answers",
+    "prefill_s",
+    "computed",
+    "decode_s",
+    "steps",
+    "answer_tokens",
     "cache_config",
     "adapter_slots",
 ]
@@ -72,7 +80,7 @@ class Dialect:
     name: str  # as in configurations
     title: str  # for messages
     owner: str  # `owned_by` of the models that it lists
-    metrics: Mapping[str, Reading]  # by the name that the metrics page has, without labels
+    metrics: Mapping[str, Reading]  # by the name that the metrics page has, and in braces labels that a line must have
     rank_label: str  # the label of metrics that names the data-parallel rank
     # Answers below 500 when the engine serves, soon and however busy it is. An engine that hangs behind it is seen by
     # its requests (`core.health`).

@@ -55,6 +55,13 @@ DIALECT = Dialect(
         "sglang:prompt_tokens_total": "queried_prompt",  # every prompt token is looked up
         "sglang:cached_tokens_total": "hit",
         "sglang:generation_tokens_total": "generated",
+        "sglang:uncached_prompt_tokens_histogram_count": "answers",
+        "sglang:uncached_prompt_tokens_histogram_sum": "computed",
+        # Each scheduler of a tensor-parallel or pipelined server may tell its own.
+        'sglang:per_stage_req_latency_seconds_sum{stage="prefill_forward",tp_rank="0",pp_rank="0"}': "prefill_s",
+        'sglang:per_stage_req_latency_seconds_sum{stage="chunked_prefill",tp_rank="0",pp_rank="0"}': "prefill_s",
+        "sglang:inter_token_latency_seconds_sum": "decode_s",  # of streams
+        "sglang:inter_token_latency_seconds_count": "steps",
         "sglang:lora_pool_slots_total": "adapter_slots",
     },
     rank_label="dp_rank",

@@ -7,18 +7,28 @@ infinite, negative or half written is left out, as if the engine did not report 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from fairlead.core.reported import EngineReport
+from fairlead.core.reported import AnswerSums, EngineReport
 from fairlead.dialects import DIALECTS
 
 MOST_BYTES: Final = 4 << 20  # one rank of vLLM writes some 80 KB, and an endpoint may have many
 
-_FIELDS: Final[dict[bytes, str]] = {
-    name.encode(): reading for dialect in DIALECTS.values() for name, reading in dialect.metrics.items()
-} | {b"process_start_time_seconds": "start"}
+_Reading = tuple[Sequence[bytes], str]  # labels that a line must have, and what it then tells
+
+
+def _readings() -> Mapping[bytes, Sequence[_Reading]]:
+    by_name: dict[bytes, list[_Reading]] = {b"process_start_time_seconds": [((), "start")]}
+    for dialect in DIALECTS.values():
+        for series, reading in dialect.metrics.items():
+            name, _, labels = series.encode().rstrip(b"}").partition(b"{")
+            by_name.setdefault(name, []).append((labels.split(b",") if labels else (), reading))
+    return by_name
+
+
+_READINGS: Final = _readings()
 
 
 def _any_of(names: Iterable[bytes]) -> bytes:
@@ -32,9 +42,10 @@ def _any_of(names: Iterable[bytes]) -> bytes:
 
 # One pass over the page at the speed of the regular expression: a line that is not wanted costs one failed match. The
 # line must end, or it is half written.
-_WANTED: Final = re.compile(rb"\n(%b)([{ \t][^\n]*)(?=\n)" % _any_of(_FIELDS))
-_MOST_LINES: Final = 4096  # wanted ones; an engine has fewer than ten for each of its ranks
-_COUNTERS: Final = frozenset({"queried", "queried_prompt", "hit", "prompt", "generated"})
+_WANTED: Final = re.compile(rb"\n(%b)([{ \t][^\n]*)(?=\n)" % _any_of(_READINGS))
+_MOST_LINES: Final = 4096  # wanted ones; an engine has some twenty for each of its ranks
+_SUMS: Final = frozenset({"answers", "prefill_s", "computed", "decode_s", "steps", "answer_tokens"})
+_COUNTERS: Final = frozenset({"queried", "queried_prompt", "hit", "prompt", "generated"}) | _SUMS
 _TOO_MUCH: Final = 1e18  # of anything; keeps sums finite
 _RANK: Final = re.compile(
     rb'[{,](?:%b)="([^"]*)"' % _any_of(sorted({d.rank_label.encode() for d in DIALECTS.values()}))
@@ -62,10 +73,11 @@ def read_metrics(text: bytes, now_s: float) -> EngineReport | None:
     found: dict[str, _Ranks] = {}
     dtype: re.Match[bytes] | None = None
     for line in islice(_WANTED.finditer(b"\n" + text), _MOST_LINES):
-        field = _FIELDS[line[1]]
-        _add(field, line[2], found)
-        if field == "cache_config" and dtype is None:
-            dtype = _DTYPE.search(line[2])
+        for labels, field in _READINGS[line[1]]:
+            if all(label in line[2] for label in labels):
+                _add(field, line[2], found)
+                if field == "cache_config" and dtype is None:
+                    dtype = _DTYPE.search(line[2])
     if not found or found.keys() == {"start"}:
         return None
     slots, running, waiting = _adapters(text)
@@ -84,6 +96,7 @@ def read_metrics(text: bytes, now_s: float) -> EngineReport | None:
         adapter_slots=slots or _least(found.get("adapter_slots")),
         running_adapters=running,
         waiting_adapters=waiting,
+        sums=_sums(found),
         process_start_s=max(start.values()) if start else None,
         read_s=now_s,
         changed_s=now_s,
@@ -153,6 +166,23 @@ def _value(rest: bytes) -> float | None:
 
 def _total(ranks: _Ranks | None) -> int | None:
     return int(sum(ranks.values())) if ranks else None
+
+
+def _sums(found: dict[str, _Ranks]) -> AnswerSums | None:
+    """None where the engine does not count answers."""
+    of_answers = found.get("answers")
+    if not of_answers:
+        return None
+    answers, tokens = int(sum(of_answers.values())), _total(found.get("answer_tokens"))
+    prefill_s, decode_s = found.get("prefill_s"), found.get("decode_s")
+    return AnswerSums(
+        answers=answers,
+        prefill_s=sum(prefill_s.values()) if prefill_s else None,
+        computed_tokens=_total(found.get("computed")),
+        decode_s=sum(decode_s.values()) if decode_s else None,
+        steps=_total(found.get("steps")) if tokens is None else max(0, tokens - answers),
+        ranks=len(of_answers),
+    )
 
 
 def _mean_share(ranks: _Ranks | None) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -136,8 +137,11 @@ def _discovered(
         )
 
 
-def _times(model: ModelConfig, prefill_ms: float | None, decode_ms: float | None) -> dict[str, float]:
+def _times(model: ModelConfig, prefill_ms: float | None, decode_ms: float | None) -> dict[str, Any]:
     """Of an endpoint: those of its model, where it has none of its own."""
+    said = model.model_fields_set
+    prefill_configured = prefill_ms is not None or "prefill_ms_per_token" in said
+    decode_configured = decode_ms is not None or "decode_ms_per_token" in said
     prefill_ms = model.prefill_ms_per_token if prefill_ms is None else prefill_ms
     decode_ms = model.decode_ms_per_token if decode_ms is None else decode_ms
     return {
@@ -145,6 +149,8 @@ def _times(model: ModelConfig, prefill_ms: float | None, decode_ms: float | None
         "decode_ms_per_token": decode_ms,
         "prefill_ratio": _ratio(prefill_ms, model.prefill_ms_per_token),
         "decode_ratio": _ratio(decode_ms, model.decode_ms_per_token),
+        "prefill_configured": prefill_configured,
+        "decode_configured": decode_configured,
     }
 
 

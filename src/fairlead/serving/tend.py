@@ -38,6 +38,7 @@ async def tend(services: Services) -> None:
         router.sessions.expire(services.clock_s())
         router.trim(services.clock_s())
         yield
+        services.learner.read_reports(router.pool)
         yield from services.learner.settling(lambda: router.pool)
         services.kv_following.restarted(router.pool.endpoints)
         _read_keys(services)

@@ -229,7 +229,11 @@ function sent(cell, e) {
     element("span", "", compact(e.decisions)), errors ? small(`${count(errors)} with 5xx`, "bad") : small(""));
 }
 
-const SOURCES = { configured: "as configured", default: "not learned yet: the default, which may be far off" };
+const SOURCES = {
+  configured: "as configured",
+  default: "not learned yet: the default, which may be far off",
+  reported: "not learned yet: what the engines' own metrics say",
+};
 
 // Where a time per token comes from, and how much that is worth.
 export const from = (constant) => SOURCES[constant.source]

@@ -35,14 +35,15 @@ class _Running:
     """A request in the engine; `tokens_at_join` and `joined_step` give its tokens without counting each."""
 
     __slots__ = (
-        "blocks", "cached_tokens", "decoding", "due_step", "joined_step", "named_blocks", "order", "request",
-        "tokens_at_join", "uncomputed",
+        "admitted_ms", "blocks", "cached_tokens", "decoding", "due_step", "first_token_ms", "joined_step",
+        "named_blocks", "order", "request", "tokens_at_join", "uncomputed",
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self.order = 0  # of admission: the greatest is preempted first
         self.cached_tokens = -1  # not admitted yet
+        self.admitted_ms = self.first_token_ms = 0.0  # for the first time
         self.uncomputed = 0  # tokens that prefill has still to compute
         self.blocks = 0
         self.named_blocks = 0  # those of them that the prefix cache knows
@@ -54,7 +55,7 @@ class _Running:
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the engine started, all of them in tokens but the last two."""
+    """Totals since the engine started, in tokens where nothing else is said."""
 
     prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hits: int = 0
@@ -63,7 +64,11 @@ class Counters:
     prompt_external: int = 0  # cached tokens that came from another engine
     generated: int = 0
     preemptions: int = 0
-    finished: int = 0
+    finished: int = 0  # requests; of these:
+    finished_computed: int = 0
+    finished_generated: int = 0
+    finished_prefill_ms: float = 0.0  # from its admission to the first token
+    finished_decode_ms: float = 0.0  # from there to the last
 
 
 class Engine:
@@ -233,6 +238,7 @@ class Engine:
             self.counters.generated += 1
             last = entry.tokens_at_join == request.output_tokens
             if entry.tokens_at_join == 1:
+                entry.first_token_ms = now_ms
                 events.append(Event(EventKind.FIRST_TOKEN, request.id, now_ms, 1, entry.cached_tokens))
             elif request.every_token and not last:
                 events.append(Event(EventKind.TOKEN, request.id, now_ms, entry.tokens_at_join, entry.cached_tokens))
@@ -281,8 +287,16 @@ class Engine:
         generated = self._generated(entry)
         self._leave(entry)
         self._ids.remove(entry.request.id)
-        self.counters.finished += 1
+        self._count(entry, generated, now_ms)
         events.append(Event(EventKind.FINISHED, entry.request.id, now_ms, generated, entry.cached_tokens))
+
+    def _count(self, entry: _Running, generated: int, now_ms: float) -> None:
+        counters = self.counters
+        counters.finished += 1
+        counters.finished_computed += entry.request.prompt_tokens - entry.cached_tokens
+        counters.finished_generated += generated
+        counters.finished_prefill_ms += entry.first_token_ms - entry.admitted_ms
+        counters.finished_decode_ms += now_ms - entry.first_token_ms
 
     def _leave(self, entry: _Running) -> None:
         """Out of the batch: its full blocks stay cached, its tokens stay counted for a recompute."""
@@ -321,7 +335,7 @@ class Engine:
         while admit and budget > 0 and self._waiting and len(self._running) < parameters.max_num_seqs:
             entry = self._waiting[0]
             if self.adapters.admits(entry.request.adapter):
-                if not self._admit(entry):
+                if not self._admit(entry, now_ms):
                     break
                 loads_ms += self.adapters.begin(entry.request.adapter)
                 budget = self._add_chunk(entry, budget)
@@ -358,7 +372,7 @@ class Engine:
             self._chunks.append((entry, tokens))
         return budget - tokens
 
-    def _admit(self, entry: _Running) -> bool:
+    def _admit(self, entry: _Running, now_ms: float) -> bool:
         request, block_size = entry.request, self.parameters.block_size
         tokens = request.prompt_tokens + entry.tokens_at_join
         matched = self.pool.match(request.block_hashes, (tokens - 1) // block_size)
@@ -370,6 +384,7 @@ class Engine:
         entry.blocks, entry.named_blocks = blocks, matched
         entry.uncomputed = tokens - matched * block_size
         if entry.cached_tokens < 0:
+            entry.admitted_ms = entry.first_token_ms = now_ms
             entry.cached_tokens = matched * block_size
             self.counters.prefix_queries += request.prompt_tokens
             self.counters.prefix_hits += entry.cached_tokens

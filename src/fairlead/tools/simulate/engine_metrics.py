@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar, Final
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fairlead.tools.simulate import sglang
@@ -26,11 +26,11 @@ class EngineMetrics:
     reported to it; everything else is read from the model on request.
     """
 
-    def __init__(self, kind: str, model: str, engine: Engine, *, nixl: bool = False) -> None:
+    def __init__(self, kind: str, model: str, engine: Engine, time_scale: float = 1.0, *, nixl: bool = False) -> None:
         self._registry = CollectorRegistry()
         page = PAGES[kind]
         labels = {"model_name": model} | page.labels
-        self._registry.register(page(engine, labels))
+        self._registry.register(page(engine, labels, time_scale))
         self._ttft = Histogram(
             f"{kind}:time_to_first_token_seconds",
             "Histogram of time to first token in seconds.",
@@ -66,9 +66,10 @@ class Page(Collector):
     version: ClassVar[str]
     labels: ClassVar[dict[str, str]]  # in addition to the model's name
 
-    def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
+    def __init__(self, engine: Engine, labels: dict[str, str], time_scale: float) -> None:
         self._engine = engine
         self._labels = labels
+        self._time_scale = time_scale
 
     def _gauge(self, name: str, text: str, value: float, **more: str) -> Metric:
         labels = self._labels | more
@@ -82,13 +83,23 @@ class Page(Collector):
         family.add_metric(list(labels.values()), value)
         return family
 
+    def _sums(self, name: str, text: str, count: float, total: float, **more: str) -> Metric:
+        """A histogram of one bucket: what of it is looked at are its sums."""
+        labels = self._labels | more
+        family = HistogramMetricFamily(name, text, labels=list(labels))
+        family.add_metric(list(labels.values()), buckets=[("+Inf", count)], sum_value=total)
+        return family
+
+    def _seconds(self, ms: float) -> float:
+        return ms / 1e3 / self._time_scale
+
 
 class _VllmPage(Page):
     version = "0.32.0"
     labels: ClassVar = {"engine": "0"}
 
-    def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
-        super().__init__(engine, labels)
+    def __init__(self, engine: Engine, labels: dict[str, str], time_scale: float) -> None:
+        super().__init__(engine, labels, time_scale)
         self._adapters_since: dict[str, float] = {}  # by those in use: when they last were these
 
     def _adapters_in_use(self) -> Metric:
@@ -122,6 +133,16 @@ class _VllmPage(Page):
         for source, tokens in sources.items():
             by_source.add_metric([*self._labels.values(), source], tokens)
         yield by_source
+        answers, computed, generated = counters.finished, counters.finished_computed, counters.finished_generated
+        prefill_s, decode_s = self._seconds(counters.finished_prefill_ms), self._seconds(counters.finished_decode_ms)
+        text = "Histogram of time spent in PREFILL phase for request."
+        yield self._sums("vllm:request_prefill_time_seconds", text, answers, prefill_s)
+        text = "Histogram of time spent in DECODE phase for request."
+        yield self._sums("vllm:request_decode_time_seconds", text, answers, decode_s)
+        text = "Histogram of new KV tokens computed during prefill (excluding cached tokens)."
+        yield self._sums("vllm:request_prefill_kv_computed_tokens", text, answers, computed)
+        text = "Number of generation tokens processed."
+        yield self._sums("vllm:request_generation_tokens", text, answers, generated)
         in_use = ",".join(engine.adapters_in_use)
         if in_use or self._adapters_since:
             self._adapters_since[in_use] = time.time()
@@ -165,6 +186,16 @@ class _SglangPage(Page):
         if counters.generated:
             text = "Number of generation tokens processed."
             yield self._counter("sglang:generation_tokens", text, counters.generated, **whole)
+        if counters.finished:
+            answers, steps = counters.finished, counters.finished_generated - counters.finished
+            text = "Histogram of uncached (compute) prompt token length."
+            yield self._sums("sglang:uncached_prompt_tokens_histogram", text, answers, counters.finished_computed)
+            text = "The latency of each stage of requests."
+            prefill_s, ranks = self._seconds(counters.finished_prefill_ms), {"tp_rank": "0", "pp_rank": "0"}
+            stage = "sglang:per_stage_req_latency_seconds"
+            yield self._sums(stage, text, answers, prefill_s, stage="prefill_forward", **ranks)
+            decode_s, text = self._seconds(counters.finished_decode_ms), "Histogram of inter-token latency in seconds."
+            yield self._sums("sglang:inter_token_latency_seconds", text, max(0, steps), decode_s)
 
 
 PAGES: Final[Mapping[str, type[Page]]] = {"vllm": _VllmPage, "sglang": _SglangPage}  # simulated dialects

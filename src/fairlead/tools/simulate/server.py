@@ -127,7 +127,7 @@ class _Server:
         self.faults = Faults()
         self._options = options
         nixl = options.kv is not None and options.kv.connector == "nixl"
-        self._metrics = EngineMetrics(options.kind, options.model, self.engine, nixl=nixl)
+        self._metrics = EngineMetrics(options.kind, options.model, self.engine, options.time_scale, nixl=nixl)
         self.realtime = RealtimeEngine(self.engine, options.time_scale, self._metrics.observe_first_token)
         self.exchange: KvExchange | None = None
         if options.kv is not None:
