@@ -26,7 +26,7 @@ ABORT_S: Final = 10
 MOONCAKE: Final = ("mooncake-transfer-engine-non-cuda==0.3.13.post1",)
 _NIXL: Final = ("nixl==1.5.1", "nixl-cu13==1.5.1")  # torch's build may be for CUDA 13, and any serves one for CPUs
 _NIXL_BLOCKS: Final = 2048  # servers tell each other of every block when they meet; by default there are 16 times more
-_EACH_WAY: Final = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+_EACH_WAY: Final = "kv_both"
 _REPOSITORY: Final = Path(__file__).parent.parent
 
 
@@ -94,9 +94,10 @@ class OverMooncake:
 
 
 class OverNixl:
-    """A server tells in its answer where the KV is to be fetched."""
+    """A server tells in its answer where the KV is to be fetched. `roles` are vLLM's, of each server in turn."""
 
-    def __init__(self, engines: int) -> None:
+    def __init__(self, engines: int, roles: Sequence[str] = (_EACH_WAY,)) -> None:
+        self._roles = roles
         self.kv_transfer = [{"connector": "nixl"}] * engines
         self._ports = free_ports(engines)
         self._library = library(_NIXL)
@@ -108,7 +109,7 @@ class OverNixl:
         }
         few = ("--num-gpu-blocks-override", str(_NIXL_BLOCKS))
         return Extra(
-            [*_arguments(connector), *few],
+            [*_arguments(connector, self._roles[number % len(self._roles)]), *few],
             {
                 "PYTHONPATH": f"{self._library}:{_REPOSITORY}",
                 "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
@@ -118,9 +119,17 @@ class OverNixl:
         )
 
 
-def _arguments(connector: Mapping[str, object]) -> Sequence[str]:
+class NixlHalves(OverNixl):
+    """The first computes prompts for the second, and KV goes no other way: what is to replace vLLM's `kv_both`."""
+
+    def __init__(self, engines: int) -> None:
+        super().__init__(engines, ("kv_producer", "kv_consumer"))
+
+
+def _arguments(connector: Mapping[str, object], role: str = _EACH_WAY) -> Sequence[str]:
+    settings = {**connector, "kv_role": role, "kv_load_failure_policy": "recompute"}
     return (
-        *("--kv-transfer-config", json.dumps({**connector, **_EACH_WAY})),
+        *("--kv-transfer-config", json.dumps(settings)),
         *("--max-model-len", str(CONTEXT_TOKENS)),
         *("--hf-overrides", json.dumps({"max_position_embeddings": CONTEXT_TOKENS})),
     )

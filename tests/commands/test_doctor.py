@@ -68,6 +68,7 @@ async def test_of_an_sglang_it_says_what_its_health_costs_and_how_a_full_queue_s
     async with running_engine(options) as engine:
         seen = await found(f"http://{engine.address}")
     assert "/health takes 1" in seen["health"].saw
+    assert "14 of those that are read" in seen["metrics"].saw
     assert "requests name them m:sql; an unknown model is answered by the base model" in seen["adapters"].saw
     assert (seen["queue"].verdict, seen["queue"].do) == ("mind", "no --max-queued-requests")
     assert (seen["KV events"].verdict, "5557" in seen["KV events"].saw) == ("gives", True)

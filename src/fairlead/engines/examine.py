@@ -95,7 +95,7 @@ async def examine(url: str, headers: Mapping[str, str], prompt: str = PROMPT) ->
             unknown_model=nobody.status,
             metrics_status=metrics_status,
             report=read_metrics(text, time.monotonic()) if metrics_status == 200 else None,
-            metrics=frozenset(name for name in dialect.metrics if b"\n%b " % name.encode() in lines),
+            metrics=frozenset(each for each in dialect.metrics if b"\n%b " % each.partition("{")[0].encode() in lines),
             health_ms=probes,
         )
 
