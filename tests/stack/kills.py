@@ -307,4 +307,7 @@ async def main(mode: Mode) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as for Ctrl-C, its parts end with it
-    sys.exit(asyncio.run(main("full_duplex" if sys.argv[1:] == ["full_duplex"] else "buffered")))
+    try:
+        sys.exit(asyncio.run(main("full_duplex" if sys.argv[1:] == ["full_duplex"] else "buffered")))
+    except KeyboardInterrupt:
+        sys.exit("ended before the last of them")
