@@ -39,6 +39,7 @@ async def tend(services: Services) -> None:
         router.trim(services.clock_s())
         yield
         services.learner.read_reports(router.pool)
+        yield
         yield from services.learner.settling(lambda: router.pool)
         services.kv_following.restarted(router.pool.endpoints)
         _read_keys(services)
