@@ -2,11 +2,12 @@
 
 They are of all that an engine served, for whomever, so a sidecar that has seen no answer yet, or sees none, can go by
 them. They are coarse: requests share an engine's time, and a sum does not say how. By Little's law as many requests are
-in prefill at a time as prefill takes of it, all added up, and likewise in decoding; with `share` of the engine's time
-in prefill, taken to be shared out evenly (Kleinrock, Queueing Systems II, 1976, section 4.4):
+in prefill at a time as prefill takes of it, all added up, and likewise in decoding. An engine spends a `share` of its
+time in prefill, taken to be shared out evenly (M/G/1 with processor sharing), which all steps wait for:
 
-    prefilling = share / (1 - share)
-    decoding   = alone_ms * (1 + slowdown * decoding) / (1 - share) * steps a ms
+    prefilling  = share / (1 - share)
+    ms of token = ms of token alone / (1 - share)
+    ms of step  = ms of step alone * (1 + slowdown * decoding) / (1 - share)
 
 So what answers show takes their place as soon as it is known (`core.learned_times`).
 """
