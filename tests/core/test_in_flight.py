@@ -381,6 +381,26 @@ def test_an_endpoint_that_never_answers_what_it_is_chosen_for_is_withheld_until_
     assert endpoint.health.healthy, "it has answered: failures eject it, as others"
 
 
+def test_an_engine_that_the_gateway_does_not_know_is_not_at_fault() -> None:
+    world, _ = world_of_two()
+    unknown, known = world.router.pool.endpoints
+    for now_s in (1.0, 2.0, 3.0):
+        unknown.request_passed_over(now_s)
+    assert unknown.health.withheld
+    for _ in range(2 * REQUEST_FAILURES_TO_EJECT):
+        unknown.health.withhold("unknown_to_envoy", active=False)  # on trial
+        known.health.withhold("draining")
+        in_flight = sent(world, session=None, now_s=4.0)
+        known.health.withhold("draining", active=False)
+        assert in_flight.address == unknown.address
+        in_flight.served(known.address, 200, 5.0, in_one_piece=True)
+        in_flight.ended(5.0)
+        assert unknown.health.withheld
+    unknown.request_answered(6.0)
+    assert unknown.health.healthy
+    assert not unknown.health.doubtful
+
+
 def test_what_the_gateway_answers_by_itself_blames_no_engine_and_leaves_no_prompt_in_the_index() -> None:
     world, tuner = world_of_two()
     for _ in range(REQUEST_FAILURES_TO_EJECT):

@@ -1,7 +1,7 @@
 """Each alert of deploy/ by its real fault: a real sidecar, Envoy and Prometheus, and a minute is a second.
 
-The rules are those of deploy/, their durations shortened as they are read (`quick_rules`); no threshold is changed but
-that of an age. Nothing may fire meanwhile but the alert and what `also` names, so that a fault wakes nobody with a
+The rules are those of deploy/, durations of a `for` shortened as they are read (`quick_rules`); no threshold is changed
+but that of an age. Nothing may fire meanwhile but the alert and what `also` names, so that a fault wakes nobody with a
 wrong sentence. promtool evaluates the rules over real minutes, in alerts_test.yaml.
 """
 
@@ -71,19 +71,20 @@ class Watched:
 
         Sooner another may be right: on a machine without CPU to spare decisions are slow, and scrapes are missed.
         """
-        firing: set[str] = set()
+        fired: list[set[str]] = []  # as it changed, so that a failure tells what came in between
 
         async def alerted_alone() -> bool:
-            nonlocal firing
             if step is not None:
                 await step()
             firing = await self._scraping.firing()
+            if fired[-1:] != [firing]:
+                fired.append(firing)
             return alert in firing and firing <= {alert, *also}
 
         try:
             await until(alerted_alone, within_s=2 * WITHIN_S)
         except AssertionError:
-            raise AssertionError(f"{alert} did not come to fire alone; at last these fired: {firing}") from None
+            raise AssertionError(f"{alert} did not come to fire alone; these did, in turn: {fired}") from None
 
     async def chat(self) -> None:
         with suppress(aiohttp.ClientError):

@@ -335,10 +335,11 @@ class Endpoint:
         if UNKNOWN_TO_ENVOY in self.health.withheld:
             self.health.withhold(UNKNOWN_TO_ENVOY, active=False)
 
-    def request_passed_over(self, now_s: float) -> None:
-        """A request that chose it was answered elsewhere. One that never answers may be unknown to the gateway.
+    def request_passed_over(self, now_s: float) -> bool:
+        """A request that chose it was answered elsewhere; whether the gateway seems not to know it at all.
 
-        A gateway that has just been sent it may pass it over for a moment, until its own first health check.
+        Then it never answers, and its engine is not at fault. A gateway that has just been sent it may pass it over for
+        a moment, until its own first health check.
         """
         if not self.passed_over:
             self._passed_over_s = now_s
@@ -346,6 +347,7 @@ class Endpoint:
         passed_over_for_s = now_s - self._passed_over_s
         if self.passed_over >= MOST_PASSED_OVER and passed_over_for_s >= PASSED_OVER_S and self.answered_s == -inf:
             self.health.withhold(UNKNOWN_TO_ENVOY)
+        return UNKNOWN_TO_ENVOY in self.health.withheld
 
     def request_abandoned(self, sent_s: float, now_s: float) -> None:
         """A client gave up on a request without any answer. If nobody else had one since it was sent, the engine hangs.

@@ -205,7 +205,8 @@ class InFlight:
             passed_over = placement.pool.by_address.get(tried)
             if passed_over is None:
                 continue
-            passed_over.request_passed_over(now_s)
+            if passed_over.request_passed_over(now_s):
+                continue
             if passed_over.queues or passed_over.refused_s >= self.sent_s:
                 passed_over.refused(now_s)
             else:
