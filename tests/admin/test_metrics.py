@@ -127,3 +127,19 @@ def test_names_that_clients_make_up_do_not_grow_the_page_without_bound() -> None
         recorder.refused(f"made-up-{number}", no_endpoint(), 0.0, b"")
     assert len(recorder.requests) <= MOST_SERIES + 1
     assert sum(recorder.requests.values()) == 2 * MOST_SERIES
+
+
+def test_what_other_routers_left_is_shown_while_there_are_any() -> None:
+    conversation = Conversation()
+    others = conversation.services.router.others
+    for _ in range(50):
+        others.answered(1000, 600, 200)
+
+    def shown() -> float:
+        lines = render(FairleadCollector(conversation.services)).decode().splitlines()
+        (line,) = [each for each in lines if each.startswith("fairlead_learned_others_cached_ratio ")]
+        return float(line.split()[1])
+
+    assert shown() == 0
+    others.look(())
+    assert shown() == pytest.approx(0.5)

@@ -91,6 +91,7 @@ changes = st.one_of(
     st.tuples(st.just("respecified"), at, st.sampled_from(MODELS)),
     st.tuples(st.just("drain"), at),
     st.tuples(st.just("use"), weights),
+    st.tuples(st.just("company"), st.booleans()),
 )
 
 
@@ -123,6 +124,8 @@ class History:
             self.now_s += what[0]
         elif kind == "use":
             self.router.use(build_policy("fairlead", what[0]))
+        elif kind == "company":
+            (self.router.others.present,) = what
         elif kind in ("end", "token"):
             if self.under_way:
                 in_flight = self.under_way[what[0] % len(self.under_way)]

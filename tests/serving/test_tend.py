@@ -57,6 +57,17 @@ async def test_upkeep_goes_on_after_a_fault_of_ours_which_is_counted(
     assert capacities[0][0] == "127.0.0.1:1"
 
 
+async def test_upkeep_notices_that_others_route_to_the_same_engines(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tend, "_TEND_S", 0.001)
+    services.router.pool.endpoints[0].strangers = Load(5)
+    upkeep = asyncio.create_task(tend.tend(services))
+    await until(lambda: services.router.others.present)
+    upkeep.cancel()
+    await asyncio.wait([upkeep])
+
+
 async def test_who_waits_for_an_adapter_that_is_unloaded_is_told_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tend, "_TEND_S", 0.001)
     pool = "pool: {endpoints: [{address: '127.0.0.1:1', model: m}], models: {m: {prefill_ms_per_token: 1}}}"

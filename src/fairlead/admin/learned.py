@@ -23,6 +23,12 @@ def metrics(services: Services) -> Iterator[Metric]:
     )
     yield from _speeds(services.learner, services.router.pool, services.clock_s())
     yield from _tokens(services.learner)
+    others = services.router.others
+    yield GaugeMetricFamily(
+        "fairlead_learned_others_cached_ratio",
+        "Part of what seemed to be uncached that other routers have likely sent there; 0 where there are none",
+        value=others.chance if others.present else 0.0,
+    )
 
 
 def _speeds(learner: Learner, pool: Pool, now_s: float) -> Iterator[Metric]:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
+import xxhash
 
 from fairlead.access import PLAIN, Access
 from fairlead.core.adapter_slots import USUAL_LOAD_MS, AdapterSlots
@@ -136,6 +137,7 @@ class Endpoint:
         "health",
         "identity",
         "indexed_generation",
+        "key",
         "last_chosen",
         "model",
         "models_are_doubted",
@@ -210,6 +212,7 @@ class Endpoint:
         """Become what `spec` says, and keep what is known of health and load."""
         self.spec = spec
         self.address, self.model = spec.address, spec.model  # read for every candidate: one look-up less
+        self.key = xxhash.xxh3_64_intdigest(spec.address.encode())  # the same for all sidecars: see `core.rendezvous`
         self.speed = Speed(spec.prefill_ms_per_token, spec.decode_ms_per_token)
         self.identified(self.identity)
 

@@ -15,6 +15,7 @@ from fairlead.core.moves import Move
 from fairlead.core.policy import Credit, Decision
 from fairlead.core.pool import Pool
 from fairlead.core.prefix_index import HeldBefore, PrefixIndex
+from fairlead.core.rendezvous import OtherRouters
 from fairlead.core.retention import LEAST_TOKENS, Retention
 from fairlead.core.sessions import SessionTable
 from fairlead.core.transfers import TransferTimes
@@ -34,6 +35,7 @@ class Placement:
         self.planner = Planner(rules, sessions)
         self.answered = AnsweredPrompts()
         self.transfers = TransferTimes()
+        self.others = OtherRouters()
         self.retentions: dict[str, Retention] = {}  # by address, of engines that were seen to report cached tokens
 
     def forget_restarted(self, endpoints: Sequence[Endpoint]) -> None:
@@ -105,14 +107,17 @@ class Placement:
 
     def learn_cached(
         self, request: RequestFacts, decision: Decision, held: Sequence[HeldBefore], cached_tokens: int | None
-    ) -> None:
-        """What the engine chosen by `decision` reports to have had in its cache, where `held` was expected."""
+    ) -> bool:
+        """What the engine chosen by `decision` reports to have had in its cache, where `held` was expected.
+
+        Whether it reports any at all: absent means none only where others were reported.
+        """
         address = decision.addresses[0]
         retention = self.retentions.setdefault(address, Retention())
         retention.reports |= bool(cached_tokens)
         if cached_tokens is None:
             if not retention.reports:
-                return
+                return False
             cached_tokens = 0
         now_s, start = decision.decided_s, 0
         oldest: tuple[float, float] | None = None  # age and tokens of what was kept
@@ -134,6 +139,7 @@ class Placement:
         if cached_tokens > decision.cached_tokens + LEAST_TOKENS and credit is None:
             retention.surprised(cached_tokens - decision.cached_tokens)
         self.index.evicted_before(address, now_s - retention.value_s)
+        return retention.reports
 
     def trim(self, now_s: float) -> None:
         """Engines that evict sooner than their capacity says have evicted more since."""

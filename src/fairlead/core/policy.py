@@ -15,7 +15,7 @@ from fairlead.core.facts import RequestFacts
 from fairlead.core.moves import Move, Stay
 from fairlead.core.prefill_decode import PrefillChoice
 
-Why = Literal["cost", "affinity", "migration", "fallback"]
+Why = Literal["cost", "affinity", "migration", "fallback", "rendezvous"]
 
 
 class Ranked(msgspec.Struct, frozen=True, gc=False):

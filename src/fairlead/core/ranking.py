@@ -12,6 +12,7 @@ from typing import Final
 from fairlead.core.candidates import Candidate
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.policy import Ranked
+from fairlead.core.rendezvous import turns_by
 
 _ROUNDING: Final = 1 + 1e-9  # more than the sum of two costs is rounded by
 
@@ -69,8 +70,12 @@ def first_in_order(
     tie_width: float,
     spreads: Sequence[float] | None = None,
     least: float | None = None,
+    block: int | None = None,
 ) -> list[int]:
-    """The first `count` positions of `in_order`'s ranking; `least` is the least score where more are compared."""
+    """The first `count` positions of `in_order`'s ranking; `least` is the least score where more are compared.
+
+    With a `block` of the prompt equals take turns by it (`core.rendezvous`), and not by when each was last chosen.
+    """
     smallest = nsmallest(count, scores)
     limit, bound = (smallest[0] if least is None else least) + tie_width, smallest[-1]
     reach = max(bound, limit if spreads is None else (limit + max(spreads)) * _ROUNDING)
@@ -80,11 +85,17 @@ def first_in_order(
     else:
         equal = near if bound <= limit else [i for i in near if scores[i] <= limit]
     taken = len(equal)
-    if taken > count:
+    if block is None:
         turns = [endpoints[i].last_chosen for i in equal]
+    else:
+        turns = turns_by([endpoints[i].key for i in equal], block)
+    if taken > count:
         last = nsmallest(count, turns)[-1]
-        equal = [i for i, turn in zip(equal, turns, strict=True) if turn <= last]
-    order = [i for _, _, i in sorted([(endpoints[i].last_chosen, scores[i], i) for i in equal])[:count]]
+        equal, turns = (
+            [i for i, turn in zip(equal, turns, strict=True) if turn <= last],
+            [t for t in turns if t <= last],
+        )
+    order = [i for _, _, i in sorted([(turn, scores[i], i) for turn, i in zip(turns, equal, strict=True)])[:count]]
     if taken < count:
         others = {i for i in near if scores[i] <= bound}.difference(equal)
         rest = sorted([(scores[i], endpoints[i].last_chosen, i) for i in others])

@@ -131,7 +131,7 @@ class Router(Halves):
             held = self.index.match(asked.prefix, now_s) if asked.prefix else {}
             needs = adapter_needs(asked.adapter, endpoints) if asked.adapter else NO_NEEDS
             target = self.affinity_target(asked, now_s)
-            ranking, _ = self.rank(Options(asked, table, endpoints, _in_tokens(held, asked), target, needs))
+            ranking, _ = self.rank(Options(asked, table, endpoints, _in_tokens(held, asked), target, needs, held))
             first, length = ranking.order[0], endpoints[0].max_model_len
             # As among a route's own models: a last resort, or one that the prompt does not fit, only if all are.
             cost = not endpoints[0].health.healthy, length is not None and request.tokens > length, first.score
@@ -164,10 +164,11 @@ class Router(Halves):
         target = bound if bound is None else self.planner.stayed_at(request, bound, endpoints, known.tokens)
         if self.planner.draining:
             endpoints = self.planner.without_draining(endpoints, target)
-        options = Options(request, table, endpoints, known.tokens, target, needs)
+        options = Options(request, table, endpoints, known.tokens, target, needs, known.blocks)
         way = self._way(options, known, subset, now_s)
         first = way.ranking.order[0].candidate
         self.decided += 1
+        self.others.decided(way.cached_tokens, request.tokens)
         form_blocks = known.blocks.get(first.address, 0) - known.own_blocks.get(first.address, 0)
         return Decision(
             addresses=self._in_order_of_trial(way.ranking),

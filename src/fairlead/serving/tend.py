@@ -37,6 +37,7 @@ async def tend(services: Services) -> None:
                 services.envoys.publish(hosts_of(renewed))
         router.sessions.expire(services.clock_s())
         router.trim(services.clock_s())
+        router.others.look(router.pool.endpoints)
         yield
         services.learner.read_reports(router.pool)
         yield

@@ -6,6 +6,7 @@ import {
 
 const WHY = {
   cost: ["least cost", "Its cost was the least"],
+  rendezvous: ["agreed endpoint", "Several cost nearly the same: all sidecars take the one that the prompt itself chooses"],
   affinity: ["bound endpoint", "The request's session is bound to it, and its cost was the least or near it"],
   migration: ["migrated", "The session was moved there from a hot endpoint, with its cache"],
   fallback: ["fallback", "The policy gave no ranking: the least busy endpoint was taken. See the log"],

@@ -57,6 +57,7 @@ class Sidecar:
     def learn(self) -> None:
         """Put in force what answers taught."""
         self.learner.settle(self.router.pool)
+        self.router.others.look(self.endpoints)
 
     def peers_reported(self, sent: list[list[Load]], own: int, now_s: float) -> None:
         """`sent` is the load of each sidecar at each endpoint; `own` is which of them this one is."""
