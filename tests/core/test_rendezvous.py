@@ -216,3 +216,17 @@ def test_tokens_that_we_count_otherwise_than_the_engine_make_no_others(counted: 
         usage = Usage(prompt_tokens=tokens, cached_tokens=tokens if turn else 0, completion_tokens=5)
         in_flight.ended(10.0 * turn + 1, in_flight.observation(usage, 10.0 * turn + 1, streamed=False))
     assert world.router.others.chance < 0.05
+
+
+def test_engines_that_say_that_nothing_was_cached_count_from_the_first() -> None:
+    """Else only those count that found something, and the chance begins at certainty."""
+    world = sidecar(8, others=False)
+    for number in range(40):
+        request, tokens = prompt(*range(100 * number, 100 * number + 20)), int(20 * BLOCK_TOKENS)
+        in_flight = world.router.admit(request)
+        assert isinstance(in_flight, InFlight)
+        in_flight.sent(request, 0.0)
+        in_flight.served(in_flight.address, 200, 1.0, in_one_piece=True)
+        usage = Usage(prompt_tokens=tokens, cached_tokens=tokens if number % 4 == 3 else 0, completion_tokens=5)
+        in_flight.ended(1.0, in_flight.observation(usage, 1.0, streamed=False))
+    assert world.router.others.chance == pytest.approx(0.25, abs=0.1)

@@ -382,8 +382,8 @@ class InFlight:
         if seen is not None and self.from_elsewhere:
             self._learn_transfer(address, seen)
         if seen is not None and seen.direct and seen.prompt_tokens:
-            reports = placement.learn_cached(request, self.decision, self._held_before, seen.cached_tokens)
-            if reports and self.decision.credit is None:
+            said = placement.learn_cached(request, self.decision, self._held_before, seen.cached_tokens)
+            if said and self.decision.credit is None:
                 expected_tokens = self.decision.cached_tokens * seen.prompt_tokens / max(1, request.tokens)
                 placement.others.answered(seen.prompt_tokens, seen.cached_tokens or 0, expected_tokens)
 

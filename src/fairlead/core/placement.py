@@ -110,7 +110,7 @@ class Placement:
     ) -> bool:
         """What the engine chosen by `decision` reports to have had in its cache, where `held` was expected.
 
-        Whether it reports any at all: absent means none only where others were reported.
+        Whether it said so: what is absent means none only where others were reported.
         """
         address = decision.addresses[0]
         retention = self.retentions.setdefault(address, Retention())
@@ -139,7 +139,7 @@ class Placement:
         if cached_tokens > decision.cached_tokens + LEAST_TOKENS and credit is None:
             retention.surprised(cached_tokens - decision.cached_tokens)
         self.index.evicted_before(address, now_s - retention.value_s)
-        return retention.reports
+        return True
 
     def trim(self, now_s: float) -> None:
         """Engines that evict sooner than their capacity says have evicted more since."""

@@ -91,10 +91,8 @@ def first_in_order(
         turns = turns_by([endpoints[i].key for i in equal], block)
     if taken > count:
         last = nsmallest(count, turns)[-1]
-        equal, turns = (
-            [i for i, turn in zip(equal, turns, strict=True) if turn <= last],
-            [t for t in turns if t <= last],
-        )
+        equal = [i for i, turn in zip(equal, turns, strict=True) if turn <= last]
+        turns = [turn for turn in turns if turn <= last]
     order = [i for _, _, i in sorted([(turn, scores[i], i) for turn, i in zip(turns, equal, strict=True)])[:count]]
     if taken < count:
         others = {i for i in near if scores[i] <= bound}.difference(equal)
