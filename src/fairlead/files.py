@@ -1,10 +1,24 @@
-"""How files are replaced."""
+"""How files are replaced, and how a replaced one is noticed."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from pathlib import Path
+
+Stamp = tuple[int, int, int]
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """What differs once the file has changed; None: it is gone, or just being replaced.
+
+    Taken before the file is read: what changes meanwhile is then read again, and not missed.
+    """
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def replace_file(path: Path, data: bytes) -> None:

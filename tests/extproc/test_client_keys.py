@@ -55,6 +55,24 @@ def test_a_mistake_is_said_with_its_line_and_without_its_content(line: str, tmp_
     assert line not in str(refused.value)
 
 
+def test_a_key_that_is_revoked_while_the_file_is_first_read_is_not_known_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read_text = tmp_path / "clients", Path.read_text
+
+    def replaced_after(file: Path, encoding: str) -> str:
+        text = read_text(file, encoding=encoding)
+        monkeypatch.setattr(Path, "read_text", read_text)
+        (tmp_path / "new").write_text(f"bob {sha256(b'new').hexdigest()}\n")
+        (tmp_path / "new").replace(file)
+        return text
+
+    monkeypatch.setattr(Path, "read_text", replaced_after)
+    known = keys(path, f"alice {DIGEST}\n")
+    assert known.refresh()
+    assert [known.allow({b"x-api-key": key}) for key in (b"key", b"new")] == [False, True]
+
+
 def test_a_change_is_read_once_and_a_mistake_leaves_the_last_keys(tmp_path: Path) -> None:
     known = keys(tmp_path / "clients", f"alice {DIGEST}\n")
     assert not known.refresh()

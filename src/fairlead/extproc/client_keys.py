@@ -15,6 +15,7 @@ from typing import Final
 from fairlead.api.headers import API_KEY, AUTHORIZATION
 from fairlead.errors import UserError
 from fairlead.extproc.headers import Headers
+from fairlead.files import Stamp, stamp_of
 
 _BEARER: Final = re.compile(rb"bearer +(.+)", re.IGNORECASE)
 _LINE: Final = re.compile(r"(\S+)\s+([0-9a-fA-F]{64})")
@@ -26,16 +27,16 @@ class ClientKeys:
     def __init__(self) -> None:
         self.path: Path | None = None
         self._digests: dict[bytes, bytes] = {}
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: Stamp | None = None
 
     def use(self, path: Path | None) -> None:
         """From now on. Raises UserError, and then nothing has changed."""
-        digests, stamp = ({}, None) if path is None else (_read(path), _stamped(path))
+        stamp, digests = (None, {}) if path is None else (stamp_of(path), _read(path))
         self.path, self._digests, self._stamp = path, digests, stamp
 
     def refresh(self) -> bool:
         """Read the file again if it has changed; whether it was. Raises UserError, and then the last keys count."""
-        if self.path is None or (stamp := _stamped(self.path)) == self._stamp:
+        if self.path is None or (stamp := stamp_of(self.path)) == self._stamp:
             return False
         self._stamp = stamp  # a mistake is said once
         self._digests = _read(self.path)
@@ -66,11 +67,3 @@ def _read(path: Path) -> dict[bytes, bytes]:
             digest = bytes.fromhex(found[2])
             digests[digest] = digest
     return digests
-
-
-def _stamped(path: Path) -> tuple[int, int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None  # it is being replaced, or gone: `_read` says so
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
