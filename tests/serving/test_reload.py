@@ -196,6 +196,16 @@ async def test_a_fault_of_ours_in_a_reload_does_not_end_the_serving(
         assert [entry["log_level"] for entry in logged] == ["error"]
 
 
+async def test_a_change_while_the_sidecar_starts_is_read_as_soon_as_it_has(file: ConfigFile) -> None:
+    sidecar = Sidecar(file.write())
+    file.write(gateway={"fallbacks": 5})
+    async with sidecar:
+        watching = asyncio.create_task(sidecar.reloading.watch(asyncio.Event()))
+        await until(lambda: sidecar.services.router.fallbacks == 5, "the change is in force", within_s=20.0)
+        watching.cancel()
+        await asyncio.wait([watching])
+
+
 async def test_the_file_is_read_again_when_it_changes_and_when_it_is_asked_for(file: ConfigFile) -> None:
     async with Sidecar(file.write()) as sidecar:
         router, wanted = sidecar.services.router, asyncio.Event()

@@ -12,6 +12,7 @@ import structlog
 from fairlead.config import Config, load
 from fairlead.errors import UserError
 from fairlead.extproc.services import Services
+from fairlead.files import Stamp, stamp_of
 from fairlead.serving.in_force import InForce
 from fairlead.serving.preflight import preflight
 
@@ -23,10 +24,11 @@ log = structlog.get_logger("fairlead")
 
 
 class Reloading:
-    """Reads the file at `path` again for `services`."""
+    """Reads the file at `path` again for `services`; `seen` is its stamp from before it was first read."""
 
-    def __init__(self, path: Path, services: Services, in_force: InForce) -> None:
+    def __init__(self, path: Path, seen: Stamp | None, services: Services, in_force: InForce) -> None:
         self._path = path
+        self._seen = seen
         self._services = services
         self._in_force = in_force
 
@@ -52,15 +54,14 @@ class Reloading:
 
     async def watch(self, wanted: asyncio.Event) -> None:
         """Reload whenever the file changes and when `wanted` is set. Runs until cancelled."""
-        seen = _stamp(self._path)
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_S):  # not wait_for: Python 3.11's may swallow a cancellation
                     await wanted.wait()
-            stamp = _stamp(self._path) or seen  # None: the file is just being replaced
-            if wanted.is_set() or stamp != seen:
+            stamp = stamp_of(self._path) or self._seen
+            if wanted.is_set() or stamp != self._seen:
                 wanted.clear()
-                seen = stamp
+                self._seen = stamp
                 await self.reload()
 
 
@@ -72,11 +73,3 @@ def _with_what_is_fixed(new: Config, now: Config) -> tuple[Config, list[str]]:
         fixed["gateway"] = new.gateway.model_copy(update={"max_body_bytes": now.gateway.max_body_bytes})
         names.append("gateway.max_body_bytes")
     return new.model_copy(update=fixed), names
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -21,6 +21,7 @@ from fairlead.admin.token import AdminToken
 from fairlead.config import Config, Listen, load
 from fairlead.errors import UserError
 from fairlead.extproc.server import ProcessorServer, processor_server
+from fairlead.files import stamp_of
 from fairlead.serving.build import build
 from fairlead.serving.in_force import InForce
 from fairlead.serving.learned_file import LearnedFile
@@ -40,10 +41,11 @@ class Sidecar:
     """
 
     def __init__(self, path: Path) -> None:
+        seen = stamp_of(path)
         config = load(path)
         self.services = build(config, path.parent)
         self.in_force = InForce(self.services, path.parent)
-        self.reloading = Reloading(path, self.services, self.in_force)
+        self.reloading = Reloading(path, seen, self.services, self.in_force)
         self._folder = path.parent
         self._ending = AsyncExitStack()
 
