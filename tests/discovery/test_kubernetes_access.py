@@ -92,6 +92,23 @@ def test_a_kubeconfig_that_is_replaced_counts_from_the_next_request(tmp_path: Pa
     assert access.renewed().headers() == {"authorization": "Bearer new"}
 
 
+def test_a_kubeconfig_that_is_replaced_while_it_is_read_counts_from_the_next_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, load = kubeconfig(tmp_path, users=[{"name": "u", "user": {"token": "old"}}]), yaml.safe_load
+
+    def replaced_after(text: bytes) -> object:
+        path.rename(tmp_path / "before")
+        kubeconfig(tmp_path, users=[{"name": "u", "user": {"token": "new"}}])
+        return load(text)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(yaml, "safe_load", replaced_after)
+        access = from_kubeconfig(path)
+    assert access.headers() == {"authorization": "Bearer old"}
+    assert access.renewed().headers() == {"authorization": "Bearer new"}
+
+
 def test_a_client_certificate_that_is_replaced_counts_from_the_next_request(tmp_path: Path) -> None:
     access = from_kubeconfig(kubeconfig(tmp_path))
     certificate, key = Authority(tmp_path / "another").issue("client")

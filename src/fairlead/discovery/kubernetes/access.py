@@ -11,7 +11,7 @@ import binascii
 import os
 import ssl
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from typing import Any, Final
 import yaml
 
 from fairlead.errors import UserError
+from fairlead.files import Stamp, stamp_of
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _KEY: Final = "discovery.kubernetes"
@@ -37,13 +38,13 @@ class Access:
     client_certificate: tuple[bytes, bytes] | None = field(default=None, repr=False)  # PEM: certificate and its key
     verifies: bool = True
     _context: ssl.SSLContext | None = field(default=None, repr=False)
-    _seen: tuple[int, int] | None = field(default=None, repr=False)  # of the file with the authorities
-    _files: Mapping[Path, tuple[int, int] | None] = field(default_factory=dict, repr=False)  # that all of this is from
+    _seen: Stamp | None = field(default=None, repr=False)  # of the file with the authorities
+    _files: Mapping[Path, Stamp | None] = field(default_factory=dict, repr=False)  # that all of this is from
     _read_again: Callable[[], Access] | None = field(default=None, repr=False)
 
     def renewed(self) -> Access:
         """This, or what a kubeconfig says now that was replaced, or a file that it names. Raises UserError."""
-        if self._read_again is None or _stamps(self._files) == self._files:
+        if self._read_again is None or all(stamp_of(file) == seen for file, seen in self._files.items()):
             return self
         return self._read_again()
 
@@ -54,9 +55,7 @@ class Access:
 
     def tls(self) -> ssl.SSLContext:
         """Of one request. Raises OSError (of which SSLError is one) for files that cannot be read."""
-        seen = None
-        if self.ca_file is not None:
-            seen = _stamp(self.ca_file.stat())
+        seen = None if self.ca_file is None else stamp_of(self.ca_file)
         if self._context is None or seen != self._seen:
             self._context, self._seen = self._made(), seen
         return self._context
@@ -97,6 +96,7 @@ def in_cluster(environment: Mapping[str, str] = os.environ, folder: Path = SERVI
 def from_kubeconfig(path: Path, context: str | None = None) -> Access:
     """As the user of `context`, or of the current one. Raises UserError that says which entry cannot be used."""
     where = f"{_KEY}.kubeconfig: {path}"
+    files = {path: stamp_of(path)}
     try:
         document = yaml.safe_load(path.read_bytes())
     except OSError as error:
@@ -116,7 +116,8 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
         message = "its user's credentials come from another program, which is not supported"
         raise UserError(f"{where}: {message}; use a token, a tokenFile or a client certificate")
     named = [(cluster, "certificate-authority"), (user, "client-certificate"), (user, "client-key")]
-    files = _stamps([path, *(path.parent / str(entry[name]) for entry, name in named if entry.get(name))])
+    for file in (path.parent / str(entry[name]) for entry, name in named if entry.get(name)):
+        files[file] = stamp_of(file)
     try:
         authority = _data(cluster, "certificate-authority", path)
         certificate, key = _data(user, "client-certificate", path), _data(user, "client-key", path)
@@ -134,15 +135,6 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
         _files=files,
         _read_again=lambda: from_kubeconfig(path, chosen),  # whatever its current context is by then
     )
-
-
-def _stamps(files: Iterable[Path]) -> dict[Path, tuple[int, int] | None]:
-    """Of those that are there; reading one that is not says so better."""
-    return {file: _stamp(file.stat()) if file.exists() else None for file in files}
-
-
-def _stamp(stat: os.stat_result) -> tuple[int, int]:
-    return stat.st_mtime_ns, stat.st_ino
 
 
 def _entry(document: Mapping[str, Any], group: str, kind: str, name: str, where: str) -> Mapping[str, Any]:
