@@ -9,14 +9,14 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from fairlead.core.adapter_slots import AdapterNeed
 from fairlead.core.candidates import Candidate, candidates
 from fairlead.core.cost import cost_factor
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
-from fairlead.core.policy import Decision, Outcome, Policy, Priced, Ranked, Ranking, Tuner, Why
+from fairlead.core.policy import Decision, Outcome, Policy, Priced, Ranked, Ranking, Tuner, Why, is_priced
 from fairlead.core.price_table import PriceTable
 from fairlead.core.ranking import first_in_order, least_first
 from fairlead.core.rendezvous import OtherRouters, turns_by
@@ -72,9 +72,9 @@ class Advice:
         """A body that is not read gives a policy nothing to go by: such a request goes where the load is least."""
         policy = self.policy
         request, table, endpoints, cached_tokens, target, needs, _ = options
-        if not request.unread and table is not None and getattr(policy, "priced", False):
+        if not request.unread and table is not None and is_priced(policy):
             try:
-                return self._shortlist(cast("Priced", policy), table, options)
+                return self._shortlist(policy, table, options)
             except Exception:  # as below
                 self.last_policy_failure = traceback.format_exc(limit=-8)
                 self.policy_failures += 1
@@ -84,8 +84,8 @@ class Advice:
         try:
             ranking = policy.rank(request, offered, self._rng)
             if len(ranking.order) == len(offered):
-                if self._meets(options) and getattr(policy, "priced", False):
-                    ranking = self._met(cast("Priced", policy), ranking, options)
+                if self._meets(options) and is_priced(policy):
+                    ranking = self._met(policy, ranking, options)
                 return ranking, tuple(ranking.order[:_SHOWN_CANDIDATES])
             self.last_policy_failure = (
                 f"{type(policy).__name__} ranked {len(ranking.order)} of {len(offered)} candidates"

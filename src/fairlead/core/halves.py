@@ -19,7 +19,7 @@ from fairlead.core.division import Division
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
 from fairlead.core.placement import Placement
-from fairlead.core.policy import Ranked, Ranking
+from fairlead.core.policy import Ranked, Ranking, is_priced
 from fairlead.core.prefill_decode import (
     Hops,
     PrefillChoice,
@@ -126,7 +126,7 @@ class Halves(Placement, Advice):
 
     def _among(self, ranking: Ranking) -> Sequence[Ranked]:
         """Those whose ways are compared: only the first, where its place is not for its cost."""
-        return ranking.order[: _COMPARED if getattr(self.policy, "priced", False) else 1]
+        return ranking.order[: _COMPARED if is_priced(self.policy) else 1]
 
 
 def _led_by(address: str, ranking: Ranking) -> Ranking:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import ClassVar, Final, Literal, NamedTuple, Protocol
+from typing import ClassVar, Final, Literal, NamedTuple, Protocol, TypeGuard
 
 import msgspec
 
@@ -36,6 +36,8 @@ class Policy(Protocol):
     What a rule learns from is kept by its tuner, which replaces the rule by one with other parameters.
     """
 
+    priced: ClassVar[bool]  # whether it is `Priced`
+
     def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:
         """Every candidate, best first; `candidates` is never empty."""
         ...
@@ -55,8 +57,6 @@ class Priced(Policy, Protocol):
     Its `prices` are kept until an endpoint changes, and `rank` is then not called: both must give the same costs.
     """
 
-    priced: ClassVar[bool]  # True
-
     @property
     def tie_ms(self) -> float: ...
 
@@ -67,6 +67,10 @@ class Priced(Policy, Protocol):
     def adapter_weight(self) -> float: ...
 
     def prices(self, at: Candidate | Standing) -> Prices: ...
+
+
+def is_priced(policy: Policy) -> TypeGuard[Priced]:
+    return policy.priced
 
 
 class Credit(msgspec.Struct, frozen=True, gc=False):
