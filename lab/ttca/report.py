@@ -91,7 +91,7 @@ def compared(ours: Sequence[Asked], theirs: Sequence[Asked]) -> Improvement:
 
 
 def _result(one: Asked) -> QuestionResult:
-    return QuestionResult(one.language, one.length_tokens, one.time_ms, ())
+    return QuestionResult(one.length_tokens, one.time_ms, ())
 
 
 def _summary(asked: Sequence[Asked], repeats: int) -> str:

@@ -197,9 +197,7 @@ async def test_a_restarted_endpoint_has_nothing_cached(admin: Client, conversati
 
 
 async def test_constants_say_whether_answers_taught_them(admin: Client, conversation: Conversation) -> None:
-    seen = Observation(
-        "10.0.0.3:1", "large", "en", 1000, 0, 0.0, first_token_ms=50.0, prompt_tokens=1000, cached_tokens=0
-    )
+    seen = Observation("10.0.0.3:1", "large", 1000, 0, 0.0, first_token_ms=50.0, prompt_tokens=1000, cached_tokens=0)
     for _ in range(LEAST_SAMPLES):
         conversation.services.learner.observe(seen, conversation.services.router.pool)
     conversation.services.learner.settle(conversation.services.router.pool)

@@ -19,7 +19,7 @@ def decided(tokens: int = 1000) -> Decision:
 
 def seen(first_token_ms: float | None = 100.0, **fields: object) -> Observation:
     fields = {"decode_ms": 990.0, "completion_tokens": 100, **fields}
-    return Observation("a:1", "m", "en", 1000, 0, 0.0, first_token_ms=first_token_ms, **fields)  # type: ignore[arg-type]
+    return Observation("a:1", "m", 1000, 0, 0.0, first_token_ms=first_token_ms, **fields)  # type: ignore[arg-type]
 
 
 def test_tenths_are_of_what_was_expected() -> None:

@@ -25,7 +25,7 @@ PROSE = NUMBER["prose"]
 
 def seen(**more: object) -> Observation:
     usual = {
-        "address": "a:1", "model": "m", "language": "en", "estimated_tokens": 1000, "queued_tokens": 0, "rtt_ms": 10.0,
+        "address": "a:1", "model": "m", "estimated_tokens": 1000, "queued_tokens": 0, "rtt_ms": 10.0,
         "first_token_ms": 210.0, "decode_ms": 990.0, "prompt_tokens": 1000, "cached_tokens": 0,
         "completion_tokens": 100, "concurrent_requests": 0.0, "features": ((PROSE, 1000.0),),
     }  # fmt: skip

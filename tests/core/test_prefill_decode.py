@@ -340,7 +340,7 @@ def test_the_transfer_is_learned_from_first_tokens_however_many_come_together(to
         in_flight.sent(in_flight.request, 0.0)
         in_flight.served(DECODE, 200, 0.0, in_one_piece=False)
         took_ms = 10 + 20 * together + 0.01 * LONG
-        seen = Observation(DECODE, "m", "en", LONG, 0, 0.0, took_ms, first_tokens=together, direct=False)
+        seen = Observation(DECODE, "m", LONG, 0, 0.0, took_ms, first_tokens=together, direct=False)
         in_flight.ended(1.0, seen)
     assert before == 0.05
     assert world.router.transfers.ms_per_token(endpoint) < 0.02

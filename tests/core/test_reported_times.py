@@ -162,7 +162,7 @@ def test_until_an_answer_was_seen_a_model_has_the_times_that_its_engines_say() -
 def test_what_answers_show_counts_for_more_than_what_engines_say() -> None:
     pool, learner = pool_of(EndpointSpec("a:1", "m"))
     for n in range(20):
-        seen = Observation("a:1", "m", "en", 1000, 0, 0.0, 90.0 + 50 * (n % 2), decode_ms=700.0, ended_s=float(n))
+        seen = Observation("a:1", "m", 1000, 0, 0.0, 90.0 + 50 * (n % 2), decode_ms=700.0, ended_s=float(n))
         tokens = 1000 + 500 * (n % 2)
         learner.observe(
             msgspec.structs.replace(seen, prompt_tokens=tokens, cached_tokens=0, completion_tokens=101), pool

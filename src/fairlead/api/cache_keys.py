@@ -45,7 +45,7 @@ _NAMES: Final = CacheKeys.__struct_fields__
 _values: Final = attrgetter(*_NAMES)
 
 
-def cache_key(read: CacheKeys, adapter: str = "") -> bytes:
+def cache_key(read: CacheKeys, adapter: str) -> bytes:
     """What separates the caches of this request from others', as bytes; empty for most requests.
 
     `adapter`: what `lora_path` names, where that is one plain name; it then separates by itself.

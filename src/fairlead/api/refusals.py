@@ -70,7 +70,7 @@ def one_server() -> HttpAnswer:
     return malformed(message, None)
 
 
-def saturated(retry_after_s: int, dropped: bytes = b"rejected-saturated") -> HttpAnswer:
+def saturated(retry_after_s: int, dropped: bytes) -> HttpAnswer:
     """It could not begin in time, or may not wait."""
     message = f"The engines are busy and the queue for them is full; try again in {retry_after_s} s"
     if dropped == b"rejected-ttl-expired":

@@ -67,11 +67,10 @@ class ContextReuse:
         self,
         *,
         clock_s: Callable[[], float],  # CPU time if requests share the process: others' work must not count
-        index: ContextIndex | None = None,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         limit_s: float = LIMIT_S,
     ) -> None:
-        self.index = index if index is not None else ContextIndex()
+        self.index = ContextIndex()
         self.counts = Counts()
         self._clock_s = clock_s
         self._limit_s = limit_s

@@ -105,7 +105,7 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
     last_turn: Turn | None
 
 
-def measure(prompt: Prompt, tenant: bytes = b"") -> Measured:
+def measure(prompt: Prompt, tenant: bytes) -> Measured:
     """Linear in the text. Prefixes of one `tenant` are not those of another."""
     text, reply = prompt.text, prompt.reply
     seed = prefix_seed(prompt, tenant)
@@ -119,7 +119,7 @@ def measure(prompt: Prompt, tenant: bytes = b"") -> Measured:
     return Measured(_language(prompt.user_text), len(read), slices(read), chain, turn, last)
 
 
-def prefix_seed(prompt: Prompt, tenant: bytes = b"") -> int:
+def prefix_seed(prompt: Prompt, tenant: bytes) -> int:
     """Of a prompt's hash chain: another for each tenant, and for each `Prompt.cache_key`."""
     if not tenant and not prompt.cache_key:
         return 0

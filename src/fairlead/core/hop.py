@@ -83,7 +83,6 @@ class Hop:
         return Observation(
             address=self.address,
             model="" if endpoint is None else endpoint.model,
-            language=request.language,
             estimated_tokens=request.tokens,
             queued_tokens=self._queued.pending_prefill_tokens,
             queued_attended_tokens=self._queued.pending_attended_tokens,

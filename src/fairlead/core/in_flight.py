@@ -305,7 +305,6 @@ class InFlight:
         return Observation(
             address=self.address,
             model=decision.model if endpoint is None else endpoint.model,  # of an adapter, its parent: it is as fast
-            language=request.language,
             estimated_tokens=request.tokens,
             queued_tokens=decision.queued_tokens,
             queued_attended_tokens=decision.queued_attended_tokens,

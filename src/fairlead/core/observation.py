@@ -27,7 +27,6 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 
     address: str  # of the engine that gave it
     model: str
-    language: str
     estimated_tokens: int  # as routing used them, with the rates that were in force
     queued_tokens: int  # waiting at the endpoint when the request was sent there
     rtt_ms: float

@@ -13,7 +13,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from fairlead.core.adapter_slots import AdapterNeed
-from fairlead.core.candidates import NO_NEEDS, Standing
+from fairlead.core.candidates import Standing
 from fairlead.core.capability import Capability
 from fairlead.core.cost import adapter_ms, contended_ms, cost_factor, costs_ms
 from fairlead.core.endpoint import Endpoint
@@ -105,7 +105,7 @@ class PriceTable:
         request: RequestFacts,
         among: Sequence[Endpoint],
         cached_tokens: Mapping[str, int],
-        needs: Mapping[str, AdapterNeed] = NO_NEEDS,
+        needs: Mapping[str, AdapterNeed],
     ) -> Scores:
         """Of `among`, which is `endpoints` or a part of them; `cached_tokens` and `needs` are by address."""
         self._price(policy)

@@ -22,15 +22,13 @@ def least_first(
     key: Callable[[Candidate], float],
     *,
     random_tie: Random | None = None,
-    tie_width: float = 0.0,
 ) -> list[Ranked]:
     """Candidates by rising `key`; ties go to the endpoint least recently chosen, or at random where the rule says so.
 
-    A fixed order would herd equal requests on one replica, and so would the noise of measured times: those whose key is
-    within `tie_width` of the least are equals too.
+    A fixed order would herd equal requests on one replica.
     """
     ties = None if random_tie is None else [random_tie.random() for _ in candidates]
-    return in_order(candidates, [key(c) for c in candidates], ties, tie_width=tie_width)
+    return in_order(candidates, [key(c) for c in candidates], ties)
 
 
 def in_order(
@@ -43,8 +41,9 @@ def in_order(
 ) -> list[Ranked]:
     """As `least_first`, of scores that are already known; `ties` decide instead of when an endpoint was last chosen.
 
-    `spreads` are by how much each score may be too high, beyond `tie_width`: a candidate that may be as good as the
-    best is its equal.
+    Those within `tie_width` of the least are equals too: the noise of measured times would herd requests as a fixed
+    order does. `spreads` are by how much each score may be too high, beyond `tie_width`: a candidate that may be as
+    good as the best is its equal.
     """
     if ties is None:
         ties = [c.last_chosen for c in candidates]
@@ -68,9 +67,9 @@ def first_in_order(
     count: int,
     *,
     tie_width: float,
-    spreads: Sequence[float] | None = None,
+    spreads: Sequence[float] | None,
+    block: int | None,
     least: float | None = None,
-    block: int | None = None,
 ) -> list[int]:
     """The first `count` positions of `in_order`'s ranking; `least` is the least score where more are compared.
 

@@ -24,6 +24,7 @@ DEFAULT_MAX_ENTRIES: Final = 1_000_000
 _SHARD_ENTRIES: Final = 16_384
 _MOST_SHARDS: Final = 64
 _PERIODS_PER_TTL: Final = 8
+_SWEPT_AT_ONCE: Final = 100  # of a shard, where no new session comes
 _SWEPT_PER_BIND: Final = 2  # more than a bind adds, so that expired sessions never pile up
 _UNORDERED_S: Final = 1  # callers read the clock before they are called, so it may seem to go back by a second
 
@@ -190,11 +191,11 @@ class SessionTable:
         """Notify the listener of every session at its next use: what it was notified of before may be lost."""
         self._period_s = self._now_s + 1
 
-    def expire(self, now_s: float, most: int = 100) -> None:
-        """Remove expired sessions, at most `most` of each shard. For a sidecar without new sessions, now and then."""
+    def expire(self, now_s: float) -> None:
+        """Remove expired sessions, a few of each shard. For a sidecar without new sessions, now and then."""
         now = self._second(now_s)
         for shard in self._shards:
-            self._sweep(shard, now, most)
+            self._sweep(shard, now, _SWEPT_AT_ONCE)
 
     @property
     def count(self) -> int:

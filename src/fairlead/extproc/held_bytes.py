@@ -22,7 +22,7 @@ class HeldBytes:
         self.bytes = 0
         self.refused = 0  # bodies, for lack of room
 
-    def take(self, part_bytes: int, pieces: int = 1) -> int:
+    def take(self, part_bytes: int, pieces: int) -> int:
         """Reserve room for a part; the bytes to give back later, 0 if there is no room."""
         taken = part_bytes + _PIECE_BYTES * pieces
         if self.bytes + taken > self.most_bytes:

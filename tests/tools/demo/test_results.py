@@ -14,7 +14,7 @@ def result(*attempts_ms: float, correct: bool = True) -> QuestionResult:
     """A question whose last attempt alone was right, or none."""
     last = len(attempts_ms) - 1
     attempts = tuple(Attempt("m", "e", "cost", ms, 200, correct and i == last) for i, ms in enumerate(attempts_ms))
-    return QuestionResult("en", 4096, sum(attempts_ms), attempts)
+    return QuestionResult(4096, sum(attempts_ms), attempts)
 
 
 def test_a_summary_counts_first_and_final_success_and_all_attempts() -> None:

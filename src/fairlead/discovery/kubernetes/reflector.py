@@ -54,7 +54,6 @@ class Reflector(Generic[T]):
         self.objects: dict[tuple[str, str], T] = {}
         self.is_synced = False  # a list has succeeded
         self.trouble: ApiError | None = None  # why the API server cannot be followed now
-        self.lists = 0
         self._api = api
         self._selected = dict(selected)
         self._changed = changed
@@ -102,7 +101,6 @@ class Reflector(Generic[T]):
             if read is not None:
                 found[_key(read)] = read
         self._version = listed.metadata.resource_version
-        self.lists += 1
         self._in_contact()
         self._hold(found)
 

@@ -23,14 +23,13 @@ _TAIL: Final = 0.025  # on each side of a 95 % interval
 class QuestionResult:
     """One question under one policy. `time_ms` is a lower bound where no attempt was correct."""
 
-    language: str
     length_tokens: int
     time_ms: float
     attempts: tuple[Attempt, ...]
 
     @classmethod
     def of(cls, question: Question, answer: Answer) -> QuestionResult:
-        return cls(question.language, question.length_tokens, answer.time_to_correct_answer_ms, answer.attempts)
+        return cls(question.length_tokens, answer.time_to_correct_answer_ms, answer.attempts)
 
     @property
     def correct(self) -> bool:

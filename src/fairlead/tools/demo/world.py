@@ -13,7 +13,6 @@ overloaded.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -75,12 +74,12 @@ MODELS: Final = (
 )
 
 
-def write_accuracy(path: Path, models: Sequence[SimulatedModel] = MODELS) -> None:
+def write_accuracy(path: Path) -> None:
     """Write the engines' accuracies in the form of a capability file."""
     document = {
         "task": "kv-lookup",
         "buckets": list(BUCKETS),
-        "models": {model.name: {language: _row(model, language) for language in LANGUAGES} for model in models},
+        "models": {model.name: {language: _row(model, language) for language in LANGUAGES} for model in MODELS},
     }
     path.write_text(json.dumps(document), encoding="utf-8")
 

@@ -34,10 +34,6 @@ class Lengths:
     prompt_tokens: tuple[int, ...]
     output_tokens: tuple[int, ...]
 
-    @property
-    def longest_tokens(self) -> int:
-        return max(prompt + output for prompt, output in zip(self.prompt_tokens, self.output_tokens, strict=True))
-
 
 def latencies_ms(parameters: EngineParameters, requests: Sequence[tuple[int, int]], arrivals_ms: Floats) -> Floats:
     """From arrival to last token, for each of `requests` (prompt, answer tokens); arrivals must be in order."""

@@ -115,9 +115,7 @@ def _differ(one: ScoredPlan, other: ScoredPlan) -> bool:
     return one.strategies != other.strategies or apart > _SHARES_APART
 
 
-def search(
-    stages: Sequence[Stage], profile: Profile, demand: Demand, progressed: Callable[[], None] = lambda: None
-) -> SearchResult:
+def search(stages: Sequence[Stage], profile: Profile, demand: Demand, progressed: Callable[[], None]) -> SearchResult:
     """Raises UnreachableError if no thresholds reach the aim, or the GPUs do not carry the rate."""
     aim = demand.aim
     vectors = candidates(profile)

@@ -48,10 +48,6 @@ class DecodeTime:
     def add(self, sample: Sample) -> None:
         self._samples.append(sample)
 
-    @property
-    def samples(self) -> int:
-        return len(self._samples)
-
     def line(self, prefill_ms_per_token: float) -> DecodeLine:
         """The line that fits best in relative terms; needs one sample. `prefill_ms_per_token` is assumed beforehand."""
         samples = list(self._samples)

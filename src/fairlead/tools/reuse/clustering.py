@@ -52,17 +52,11 @@ def cluster(contexts: Sequence[Sequence[Hashable]]) -> list[TreePosition]:
     return [TreePosition(_positions(one, order), path) for one in ids for order, path in (placed[frozenset(one)],)]
 
 
-def distance(one: Sequence[Hashable], other: Sequence[Hashable], alpha: float = ALPHA) -> float:
-    """Equation 1: 1 - shared / longer + alpha * mean difference of positions of the shared; 1 if none is shared."""
-    places = {block: place for place, block in enumerate(other)}
-    moved = [abs(place - places[block]) for place, block in enumerate(one) if block in places]
-    if not moved:
-        return 1.0
-    return 1 - len(moved) / max(len(one), len(other)) + alpha * sum(moved) / len(moved)
-
-
 def distances(contexts: Sequence[_Ids]) -> npt.NDArray[np.float64]:
-    """`distance` of all pairs, in the condensed form of scipy; blocks are small ints, each once in a context."""
+    """Equation 1: 1 - shared / longer + ALPHA * mean difference of positions of the shared; 1 if none is shared.
+
+    Of all pairs, in the condensed form of scipy; blocks are small ints, each once in a context.
+    """
     count = len(contexts)
     lengths = np.array([len(context) for context in contexts], dtype=np.float64)
     rows_of: dict[int, list[int]] = {}

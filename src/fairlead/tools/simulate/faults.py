@@ -58,7 +58,7 @@ class Faults:
             async with asyncio.timeout(fault.delay_ms / 1000):
                 await self._changed.wait()
 
-    def strike(self, leg: Leg | None = None) -> Fault | None:
+    def strike(self, leg: Leg | None) -> Fault | None:
         """The fault for this request, which may be a leg of a KV transfer; counts it."""
         fault = self.current
         if fault is None or fault.kind in _OF_OTHER_PAGES or fault.only not in (None, leg):
