@@ -12,7 +12,7 @@ from typing import Final, cast
 
 from redis.asyncio import Redis
 
-from fairlead.redis.link import answered
+from fairlead.redis.link import address_in, answered
 
 KEY_PREFIX: Final = "fairlead:draining:"
 
@@ -21,7 +21,6 @@ _TTL_S: Final = 3600
 _RENEW_S: Final = 60.0
 _SCAN_BATCH: Final = 200
 _MOST_SCANS: Final = 20_000
-_LONGEST_ADDRESS: Final = 300
 
 
 class SharedDrains:
@@ -43,7 +42,7 @@ class SharedDrains:
 
     def received(self, message: bytes) -> None:
         """`+` or `-`, and the address."""
-        address = _address(message[1:])
+        address = address_in(message[1:])
         if address is None or message[:1] not in (b"+", b"-"):
             self.malformed += 1
         elif message[:1] == b"+":
@@ -83,7 +82,7 @@ class SharedDrains:
         for _ in range(_MOST_SCANS):
             cursor, keys = await answered(redis.scan(cursor, match=KEY_PREFIX + "*", count=_SCAN_BATCH))
             for key in cast(list[bytes], keys):
-                address = _address(key[len(KEY_PREFIX) :])
+                address = address_in(key[len(KEY_PREFIX) :])
                 if address is None:
                     self.malformed += 1
                 else:
@@ -94,8 +93,3 @@ class SharedDrains:
     def _learn(self, address: str) -> None:
         self._shared.add(address)
         self._draining.add(address)
-
-
-def _address(text: bytes) -> str | None:
-    known = 0 < len(text) <= _LONGEST_ADDRESS and text.isascii() and not any(byte <= 32 for byte in text)
-    return text.decode("ascii") if known else None

@@ -27,6 +27,7 @@ from fairlead.redis.password import StorePassword
 TIMEOUT_S: Final = 1.0  # for a command, and for silence past the next ping: a slower Redis counts as gone
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
+LONGEST_ADDRESS: Final = 300  # of an endpoint, in characters
 _PING_S: Final = 0.5
 _STEADY_S: Final = 5.0  # after a connection that lasted this long, pauses start again at the shortest
 _LEAVE_S: Final = 0.5
@@ -162,6 +163,12 @@ class RedisLink:
             why = f"{type(cause).__name__}: {cause}"
             log.warning("the store cannot be used, the local table serves", store=self._shown_url, cause=why)
         self._logged_down = True
+
+
+def address_in(text: bytes) -> str | None:
+    """The address of an endpoint that another program wrote into Redis; None: that is no address."""
+    known = 0 < len(text) <= LONGEST_ADDRESS and text.isascii() and not any(byte <= 32 for byte in text)
+    return text.decode("ascii") if known else None
 
 
 async def answered(command: Awaitable[_Answer]) -> _Answer:

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 
 from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.sessions import SessionTable
-from fairlead.redis.link import answered
+from fairlead.redis.link import LONGEST_ADDRESS, answered
 
 KEY_PREFIX: Final = "fairlead:moved:"
 MOST_PENDING: Final = 1000
@@ -27,7 +27,6 @@ MOST_HASHES: Final = 16_384  # of a chain: 128 KB
 _PERIOD_S: Final = 0.02
 _SCAN_BATCH: Final = 20
 _MOST_SCANS: Final = 20_000
-_LONGEST_ADDRESS: Final = 300
 
 
 class _MoveMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -123,7 +122,7 @@ class SharedMoves:
         except (msgspec.DecodeError, UnicodeDecodeError):
             self.malformed += 1
             return
-        named = all(0 < len(address) <= _LONGEST_ADDRESS for address in (move.source, move.target))
+        named = all(0 < len(address) <= LONGEST_ADDRESS for address in (move.source, move.target))
         if len(move.session) != 16 or not named or len(move.chain) > MOST_HASHES:
             self.malformed += 1
             return

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from redis.commands.core import AsyncScript
 
 from fairlead.core.sessions import SessionTable
-from fairlead.redis.link import answered
+from fairlead.redis.link import address_in, answered
 
 KEY_PREFIX: Final = "fairlead:session:"
 MOST_PENDING: Final = 100_000  # claims that wait for Redis, some 10 MB
@@ -27,7 +27,6 @@ _BATCH: Final = 256  # claims in one round trip; Redis is busy with it for less 
 _BATCH_PAUSE_S: Final = 0.005  # claims made in this time share a round trip; no next turn comes sooner
 _SCAN_BATCH: Final = 200
 _MOST_SCANS: Final = 200_000  # for a database full of other programs' keys
-_LONGEST_ADDRESS: Final = 300
 
 # Claims sessions for addresses. KEYS: sessions. ARGV: writer, channel, TTL in ms, and for each key the address it had
 # (empty: none) and the new one. A claim holds if Redis has no address, the one it had, or the new one already.
@@ -101,7 +100,7 @@ class RedisSessions:
             return
         now_s = self._clock_s()
         for line in message.split(b"\n")[1:]:
-            session, address = _session(line[:32]), _address(line[33:])
+            session, address = _session(line[:32]), address_in(line[33:])
             if session is None or address is None:
                 self.malformed += 1
                 continue
@@ -156,7 +155,7 @@ class RedisSessions:
         self.conflicts += len(lost)
         now_s = self._clock_s()
         for number, value in lost:
-            session, address = claims[number - 1][0], _address(value)
+            session, address = claims[number - 1][0], address_in(value)
             if address is None:
                 self.malformed += 1
             elif session not in updated:
@@ -180,7 +179,7 @@ class RedisSessions:
         for key, value in zip(keys, values, strict=True):
             if value is None:
                 continue  # expired since the scan
-            session, address = _session(key[len(KEY_PREFIX) :]), _address(value)
+            session, address = _session(key[len(KEY_PREFIX) :]), address_in(value)
             if session is None or address is None:
                 self.malformed += 1
             elif session not in updated and session not in self._pending:
@@ -211,8 +210,3 @@ def _session(text: bytes) -> bytes | None:
     except ValueError:
         return None
     return session if len(session) == 16 else None
-
-
-def _address(text: bytes) -> str | None:
-    known = 0 < len(text) <= _LONGEST_ADDRESS and text.isascii() and not any(byte <= 32 for byte in text)
-    return text.decode("ascii") if known else None
