@@ -145,8 +145,10 @@ class Admission:
     ) -> bool:
         """What is cached of a prompt is looked up only where it decides: others that run may share it."""
         is_open, share = partial(self.gate.is_open, gives_way=gives_way), self.band(level).share
-        if request is None or is_open(lane, share, now_s, request.tokens):
-            return request is not None or is_open(lane, share, now_s)
+        if request is None:
+            return is_open(lane, share, now_s)
+        if is_open(lane, share, now_s, request.tokens):
+            return True
         if not is_open(lane, share, now_s):
             return False
         cached = self._cached(request, now_s)
