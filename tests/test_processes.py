@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import socket
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 from fairlead import processes
 from fairlead.processes import Assembly, Child, ChildError, free_ports, python_module
+from tests.waiting import until
 
 NO_SUCH_COMMAND = python_module("fairlead", "no-such-command")
 SLEEPS = ("sleep", "600")
@@ -115,11 +115,9 @@ asyncio.run(main())
 """
     async with Child("the parent", [sys.executable, "-c", program], has_output=True) as parent:
         pid = int(await parent.line())
-        while _name(pid) != SLEEPS[0]:  # noqa: ASYNC110 - until then it is setpriv, which has yet to ask for the signal
-            await asyncio.sleep(0.01)
+        await until(lambda: _name(pid) == SLEEPS[0], "it is no longer setpriv, which has yet to ask for the signal")
         parent.kill()
-        while _lives(pid):  # noqa: ASYNC110 - the kernel takes a moment, and sets no event
-            await asyncio.sleep(0.01)
+        await until(lambda: not _lives(pid), "the kernel has ended it")
 
 
 async def test_what_a_child_prints_comes_line_by_line_or_all_at_its_end() -> None:
@@ -168,10 +166,8 @@ async def test_a_stubborn_child_and_what_it_started_are_gone_after_the_block(tmp
     pids = tmp_path / "pids"
     stubborn = f"trap '' TERM; sleep 60 & echo $! $$ > {pids}.new; mv {pids}.new {pids}; wait; sleep 60"
     async with Child("a child", ["bash", "-c", stubborn], environment={"LANG": "C"}, stop_within_s=0.1):
-        while not pids.exists():  # noqa: ASYNC110 - a file sets no event
-            await asyncio.sleep(0.01)
-    while any(map(_lives, pids.read_text().split())):  # noqa: ASYNC110 - the kernel takes a moment, and tells nobody
-        await asyncio.sleep(0.01)
+        await until(pids.exists, "it has started its own")
+    await until(lambda: not any(map(_lives, pids.read_text().split())), "the kernel has ended both")
 
 
 def _name(pid: int) -> str:

@@ -22,6 +22,7 @@ from fairlead.cascade.route import CascadeRoute, Entry
 from fairlead.cascade.rows import read_rows
 from fairlead.cascade.samples import SampleFile
 from tests.cascade.conftest import Endpoint, Reply
+from tests.waiting import until
 
 ROUTE = CascadeRoute(name="answer", models=("small", "medium", "large"), thresholds=(70.0, 60.0))
 SCORES = {"small": 30.0, "medium": 50.0, "large": 10.0}
@@ -186,9 +187,7 @@ async def test_an_answer_that_is_too_long_is_passed_over(world: World) -> None:
 async def test_a_sampled_request_goes_through_every_model_once(world: World, tmp_path: Path) -> None:
     world.sample_files["answer"] = SampleFile(tmp_path / "observed.jsonl")
     await world.settle(msgspec.structs.replace(ROUTE, sampled_share=1.0), judge=lambda _, __: 80)
-    async with asyncio.timeout(60):
-        while not world.counts.sampled["written"]:  # noqa: ASYNC110 a count has no event
-            await asyncio.sleep(0.005)
+    await until(lambda: world.counts.sampled["written"], "the sample is written")
     rows = read_rows(tmp_path / "observed.jsonl")
     assert [(row.model, row.score) for row in rows] == [("small", 80), ("medium", 80), ("large", 80)]
     assert [model for model, _ in world.asked] == ["medium", "large"], "the first answer is known"
@@ -205,9 +204,7 @@ async def test_a_sample_is_named_by_when_it_is_written(world: World, tmp_path: P
 
     world.sample_files["answer"] = SampleFile(tmp_path / "observed.jsonl")
     await world.settle(msgspec.structs.replace(ROUTE, sampled_share=1.0), reply=slowly, judge=lambda _, __: 80)
-    async with asyncio.timeout(60):
-        while not world.counts.sampled["written"]:  # noqa: ASYNC110 a count has no event
-            await asyncio.sleep(0.005)
+    await until(lambda: world.counts.sampled["written"], "the sample is written")
     (request,) = {row.request for row in read_rows(tmp_path / "observed.jsonl")}
     assert float(request) >= round(answered_s[-1] - 1e-6, 6)
 
@@ -222,9 +219,7 @@ async def test_a_sample_that_comes_to_nothing_is_counted(
     folder = tmp_path / "gone" if broken == "file" else tmp_path
     world.sample_files["answer"] = SampleFile(folder / "observed.jsonl")
     await world.settle(msgspec.structs.replace(ROUTE, sampled_share=1.0), judge=judge)
-    async with asyncio.timeout(60):
-        while not world.counts.sampled[outcome]:  # noqa: ASYNC110 a count has no event
-            await asyncio.sleep(0.005)
+    await until(lambda: world.counts.sampled[outcome], "the sample is counted")
     assert not (folder / "observed.jsonl").exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from fairlead.decision_log.log import MOST_WAITING, DecisionLog
 from fairlead.errors import UserError
 from fairlead.tools.decisions import read_decisions
 from tests.decision_log.world import MODELS, Pool
+from tests.waiting import until
 
 
 def opened(folder: Path, **settings: Any) -> DecisionLog:
@@ -49,8 +49,7 @@ async def test_a_file_is_written_while_it_runs_as_soon_as_there_is_much(
     written = opened(tmp_path)
     written.start()
     add(written, Pool(), 120)
-    while written.counts["written"] < 100:  # noqa: ASYNC110 - the thread that writes sets no event
-        await asyncio.sleep(0.01)
+    await until(lambda: written.counts["written"] >= 100, "the thread has written")
     await written.stop()
     heights = [pl.read_parquet(file).height for file in sorted((tmp_path / "decisions").glob("*.parquet"))]
     assert sum(heights) == 120

@@ -12,8 +12,9 @@ import uvloop
 from fairlead.edge.server import Server
 from tests.edge.peer import headers
 from tests.edge.test_calls import PATH
-from tests.edge.test_statistics import HELLO
+from tests.edge.test_statistics import HELLO, closed
 from tests.edge.world import echo_method
+from tests.waiting import until
 
 
 async def close_what_the_peer_has_left() -> None:
@@ -24,14 +25,12 @@ async def close_what_the_peer_has_left() -> None:
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(60):
         await loop.sock_sendall(peer, HELLO + headers(1))
-        while not server.statistics().open_connections:  # noqa: ASYNC110 - the server's end comes after ours
-            await asyncio.sleep(0.01)
+        await until(lambda: server.statistics().open_connections, "the server's beginning, which comes after ours")
         await loop.sock_recv(peer, 1 << 16)  # closed with bytes unread, it would send the reset itself
-        peer.close()
-        (connection,) = server._connections
-        connection.close()  # the peer's kernel answers our GOAWAY with a reset at once, before the loop knows
-        while server.statistics().open_connections:  # noqa: ASYNC110 - so does this
-            await asyncio.sleep(0.01)
+    peer.close()
+    (connection,) = server._connections
+    connection.close()  # the peer's kernel answers our GOAWAY with a reset at once, before the loop knows
+    await closed(server)
     await server.drain(0)
 
 

@@ -13,6 +13,7 @@ from fairlead.edge.server import Server
 from tests.edge.peer import data, headers, message
 from tests.edge.test_calls import PATH
 from tests.edge.world import echo_method
+from tests.waiting import until
 
 HELLO = f.PREFACE + f.frame(f.SETTINGS, 0, 0) + f.frame(f.SETTINGS, f.ACK, 0)
 
@@ -35,14 +36,15 @@ async def say(server: Server, *parts: bytes) -> tuple[asyncio.StreamReader, asyn
     return reader, writer
 
 
+async def closed(server: Server) -> None:
+    await until(lambda: not server.statistics().open_connections, "the server's end, which comes after ours")
+
+
 async def test_connections_that_are_open_are_counted_until_they_end(server: Server) -> None:
-    reader, writer = await say(server)
+    _, writer = await say(server)
     assert server.statistics().open_connections == 1
     writer.write_eof()
-    async with asyncio.timeout(60):
-        await reader.read()
-        while server.statistics().open_connections:  # noqa: ASYNC110 - the server's end comes after ours
-            await asyncio.sleep(0.01)
+    await closed(server)
     assert server.statistics().faults == {}
 
 
@@ -50,9 +52,7 @@ async def test_streams_beyond_the_limit_are_counted_also_when_their_connection_i
     _, writer = await say(server, headers(1), headers(3), headers(5))
     assert server.statistics().refused_streams == 2
     writer.close()
-    async with asyncio.timeout(60):
-        while server.statistics().open_connections:  # noqa: ASYNC110 - the server's end comes after ours
-            await asyncio.sleep(0.01)
+    await closed(server)
     assert server.statistics().refused_streams == 2
 
 
@@ -67,7 +67,6 @@ async def test_a_connection_that_broke_a_rule_is_counted_by_its_error(server: Se
     writer.write(f.frame(f.DATA, 0, 7, b"on a stream that nobody opened"))
     async with asyncio.timeout(60):
         await reader.read()
-        writer.close()
-        while server.statistics().open_connections:  # noqa: ASYNC110 - the server's end comes after ours
-            await asyncio.sleep(0.01)
+    writer.close()
+    await closed(server)
     assert server.statistics().faults == {"protocol_error": 1}

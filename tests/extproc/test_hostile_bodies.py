@@ -36,6 +36,7 @@ from tests.extproc.world import (
     request_headers,
 )
 from tests.fuzz.world import children_of
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 DUPLEX = pb.FULL_DUPLEX_STREAMED
@@ -500,8 +501,6 @@ async def test_a_reader_gives_back_the_memory_that_a_long_body_took() -> None:
         (pid,) = set(children_of(os.getpid())) - before
         small = resident_bytes(pid)
         await reader.read(FAMILIES["prose"](30 * MIB), Question(CHAT, b"application/json", b""))
-        async with asyncio.timeout(60):
-            while resident_bytes(pid) > small + 12 * MIB:  # noqa: ASYNC110 - another process sets no event of ours
-                await asyncio.sleep(0.01)
+        await until(lambda: resident_bytes(pid) <= small + 12 * MIB, "it has given the memory back")
     finally:
         reader.stop()

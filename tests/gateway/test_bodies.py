@@ -23,6 +23,7 @@ from fairlead.policies import build_policy
 from tests.extproc.world import services_around
 from tests.gateway.conftest import Gateway, StartEngine, StartEnvoy
 from tests.gateway.world import Engine
+from tests.waiting import until
 
 LIMIT_BYTES = 32 << 20
 
@@ -75,9 +76,7 @@ async def test_a_long_body_is_read_elsewhere_and_reaches_its_model_changed(
         wanted = body.replace(b"auto", model.encode()).replace(b'{"a":1}', b"null")
         assert {received.body for received in world.engines[model].received} == {wanted}  # Envoy may have retried it
         world.engines[model].received.clear()
-    async with asyncio.timeout(60):  # the stream ends a moment after the answer
-        while (world.in_flight(), world.shared.held.bytes) != (0, 0):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: (world.in_flight(), world.shared.held.bytes) == (0, 0), "the stream ends, after the answer")
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/tokenize", "/v1/messages/count_tokens", "/v1/chat/completions/"])

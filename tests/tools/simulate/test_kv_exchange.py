@@ -97,9 +97,11 @@ async def test_a_prompt_longer_than_its_export_kills_an_engine_with_nixl(start: 
     answer = await export(source)
     asking = asyncio.create_task(complete(target, [*IDS, *IDS], **answer["kv_transfer_params"]))
     async with httpx.AsyncClient(timeout=WITHIN_S) as client:
-        async with asyncio.timeout(WITHIN_S):
-            while (await client.get(f"http://{target.address}/health")).status_code == 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+
+        async def is_down() -> bool:
+            return (await client.get(f"http://{target.address}/health")).status_code != 200
+
+        await until(is_down, "the engine is dead")
     asking.cancel()
     await asyncio.wait([asking])
 

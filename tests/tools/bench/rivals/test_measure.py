@@ -16,6 +16,7 @@ from fairlead.tools.bench.rivals.install import UnavailableError
 from fairlead.tools.bench.rivals.measure import Effort, Missing, measure
 from fairlead.tools.bench.rivals.pins import GATEWAY_API, LLM_D, SGLANG_ROUTER, SMG, VLLM_ROUTER, Pin
 from fairlead.tools.bench.variants import ALONE, FAIRLEAD, FAIRLEAD_GRPCIO
+from tests.waiting import until
 
 SERVES_NOTHING = """#!/usr/bin/env python3
 import http.server, sys
@@ -77,9 +78,7 @@ async def test_ours_are_measured_and_rivals_that_do_not_start_are_reported(
 async def test_a_gateway_is_all_processes_of_its_sessions() -> None:
     script = "sleep 60 & sleep 60 & wait"
     async with Child("a family", ["sh", "-c", script]) as child:
-        async with asyncio.timeout(60):
-            while len(members(child.pid)) < 3:  # noqa: ASYNC110 - the shell sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: len(members(child.pid)) >= 3, "the shell has started both")
         gateway = Gateway("a family", "127.0.0.1:1", (child.pid,))
         assert gateway.resident_bytes() > 0
         assert os.getpid() not in members(child.pid)
@@ -93,13 +92,9 @@ async def test_a_paused_gateway_uses_no_time_until_it_is_resumed() -> None:
     async with Child("busy", ["sh", "-c", "while :; do :; done"]) as child:
         gateway = Gateway("busy", "127.0.0.1:1", (child.pid,))
         gateway.pause()
-        async with asyncio.timeout(60):
-            while not is_stopped(child.pid):  # noqa: ASYNC110 - the signal is delivered when it runs next
-                await asyncio.sleep(0.01)
+        await until(lambda: is_stopped(child.pid), "the signal is delivered, when it runs next")
         before_s = gateway.cpu_s()
         await asyncio.sleep(0.2)
         assert gateway.cpu_s() == before_s
         gateway.resume()
-        async with asyncio.timeout(60):
-            while gateway.cpu_s() == before_s:  # noqa: ASYNC110 - a process's time sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: gateway.cpu_s() > before_s, "it uses time again")
