@@ -10,14 +10,18 @@ import structlog
 
 def set_up_logs(least: Literal["info", "warning"] = "info") -> None:
     """`least`: what is less severe is not shown."""
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
-    )
+    rendering: list[structlog.typing.Processor] = [
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(),
+    ]
+    if sys.stderr.isatty():
+        # By default it shows the values of variables, too: prompts and keys.
+        rendering = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            renderer,
+            *rendering,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
