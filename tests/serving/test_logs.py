@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 from typing import IO
 
 FAULT = """
@@ -51,3 +52,10 @@ def test_on_a_terminal_it_shows_no_values_which_may_be_secrets_or_prompts() -> N
     assert "in copy_kv" in shown
     assert "RuntimeError" in shown
     assert "hunter2" not in shown
+
+
+def test_a_log_that_cannot_be_written_ends_nothing() -> None:
+    command = [sys.executable, "-c", FAULT]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, timeout=60, check=False)
+    assert done.stdout == b"went on\n"

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
+
+
+class _Lossy:
+    """Standard error. What cannot be written, on a full disk or to a reader that has gone, is lost: no task ends for
+    it, and no drain."""
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
 
 def set_up_logs(least: Literal["info", "warning"] = "info") -> None:
@@ -17,6 +31,7 @@ def set_up_logs(least: Literal["info", "warning"] = "info") -> None:
     if sys.stderr.isatty():
         # By default it shows the values of variables, too: prompts and keys.
         rendering = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+    lossy: Any = _Lossy()
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -24,6 +39,6 @@ def set_up_logs(least: Literal["info", "warning"] = "info") -> None:
             *rendering,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(least),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(lossy),
         cache_logger_on_first_use=True,
     )
