@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-Stamp = tuple[int, int, int]
+Stamp = tuple[int, int, int, int]
 
 
 def stamp_of(path: Path) -> Stamp | None:
@@ -18,7 +18,8 @@ def stamp_of(path: Path) -> Stamp | None:
         stat = path.stat()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+    # Permissions change `st_ctime_ns` alone: a file that could not be read is tried again once it can be.
+    return stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -346,6 +347,28 @@ async def test_broken_new_files_leave_the_old_certificate_in_force(authority: Au
     assert not files.have_changed()
     assert (files.context, files.reloads_refused) == (before, 1)
     assert "cannot be used" in files.last_refusal
+
+
+async def test_new_files_that_could_not_be_read_are_read_once_their_permissions_are_right(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = TlsFiles(*authority.issue("server"))
+    files.load()
+    before = files.context
+    _, key = authority.issue("server")
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as ours_to_read_no_more:  # a test that runs as root reads every file
+        ours_to_read_no_more.setattr(ssl.SSLContext, "load_cert_chain", denied)
+        assert not files.have_changed()
+    assert "Permission denied" in files.last_refusal
+    written_ns = key.stat().st_ctime_ns
+    while key.stat().st_ctime_ns == written_ns:  # the kernel's clock for this goes in steps
+        key.chmod(0o640)
+    assert files.have_changed()
+    assert files.context is not before
 
 
 async def test_these_tests_run_on_uvloop() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from hashlib import sha256
 from pathlib import Path
 
@@ -87,3 +88,24 @@ def test_a_change_is_read_once_and_a_mistake_leaves_the_last_keys(tmp_path: Path
     (tmp_path / "clients").write_text(f"bob {sha256(b'new').hexdigest()}\n")
     assert known.refresh()
     assert [known.allow({b"x-api-key": key}) for key in (b"key", b"new")] == [False, True]
+
+
+def test_a_file_that_could_not_be_read_is_read_once_its_permissions_are_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = keys(tmp_path / "clients", "")
+    (tmp_path / "clients").write_text(f"alice {DIGEST}\n")
+
+    def denied(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as ours_to_read_no_more:  # a test that runs as root reads every file
+        ours_to_read_no_more.setattr(Path, "read_text", denied)
+        with pytest.raises(UserError, match="Permission denied"):
+            known.refresh()
+    assert not known.refresh(), "a mistake is said once"
+    written_ns = (tmp_path / "clients").stat().st_ctime_ns
+    while (tmp_path / "clients").stat().st_ctime_ns == written_ns:  # the kernel's clock for this goes in steps
+        (tmp_path / "clients").chmod(0o640)
+    assert known.refresh()
+    assert known.allow({b"x-api-key": b"key"})

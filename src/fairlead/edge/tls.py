@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from fairlead.errors import UserError, how_to_install
+from fairlead.files import Stamp, stamp_of
 
 _SELF_SIGNED_FOR: Final = timedelta(days=3650)
-Stamp = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class TlsFiles:
     context: ssl.SSLContext | None = None
     reloads_refused: int = 0
     last_refusal: str = ""
-    _seen: Stamp | None = field(default=None, repr=False)
+    _seen: tuple[Stamp, ...] | None = field(default=None, repr=False)
 
     def load(self) -> None:
         """Raises UserError for files that cannot be used."""
@@ -69,13 +69,11 @@ class TlsFiles:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def _stamp(self) -> Stamp | None:
+    def _stamp(self) -> tuple[Stamp, ...] | None:
         """None while one of the files is being replaced."""
-        try:
-            stats = [path.stat() for path in (self.certificate, self.key, self.client_ca) if path is not None]
-        except OSError:
-            return None
-        return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
+        stamps = [stamp_of(path) for path in (self.certificate, self.key, self.client_ca) if path is not None]
+        found = tuple(stamp for stamp in stamps if stamp is not None)
+        return found if len(found) == len(stamps) else None
 
 
 def _no_password() -> str:
