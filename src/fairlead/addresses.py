@@ -124,9 +124,9 @@ def _store(value: str) -> str:
     return value
 
 
-def without_password(store: str) -> str:
-    """`store` as it may be shown: without user and password."""
-    scheme, separator, rest = store.partition("://")
+def without_password(url: str) -> str:
+    """`url` as it may be shown: without user and password."""
+    scheme, separator, rest = url.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 

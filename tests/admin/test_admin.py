@@ -282,13 +282,14 @@ async def test_status_counts_requests_by_what_became_of_them(admin: Client, conv
     assert shown["policy"]["parameters"]["retry_penalty"] == 1000.0
 
 
-async def test_no_page_shows_a_prompt_a_session_or_the_store_s_password(tmp_path: Path) -> None:
+async def test_no_page_shows_a_prompt_a_session_or_a_password(tmp_path: Path) -> None:
     grpc, port = free_ports(2)
     file = tmp_path / "fairlead.yaml"
     file.write_text(
         f"listen: {{grpc: '127.0.0.1:{grpc}', admin: '127.0.0.1:{port}'}}\n"
         "pool: {endpoints: [{address: '127.0.0.1:1', model: small}]}\n"
         "sessions: {store: 'redis://user:hush@127.0.0.1:1/0'}\n"
+        "tracing: {endpoint: 'http://user:hush@127.0.0.1:1'}\n"
     )
     async with Sidecar(file) as sidecar, ClientSession(f"http://127.0.0.1:{port}") as client:
         headers = request_headers(extra={"x-session-id": "private-session"})
@@ -299,5 +300,6 @@ async def test_no_page_shows_a_prompt_a_session_or_the_store_s_password(tmp_path
         pages = [await (await client.get(f"/debug/{path}")).text() for path in paths]
         pages.append(await (await client.get("/metrics")).text())
     assert '"store":"redis://127.0.0.1:1/0"' in pages[0]
+    assert '"endpoint":"http://127.0.0.1:1"' in pages[0]
     assert '"endpoint":"127.0.0.1:1"' in pages[4]
     assert [secret for secret in ("hush", "private") if any(secret in page for page in pages)] == []

@@ -94,6 +94,8 @@ def test_one_endpoint_is_enough() -> None:
          "f.yaml:2: policy.queue_weight: queue_weight is outside 0.25 to 4, the bounds of the tuner"),
         (MINIMAL + "decisions: {}\n", "f.yaml:2: decisions.path: is required"),
         (MINIMAL + "decisions: {path: log, sample: 0}\n", "f.yaml:2: decisions.sample: must be more than 0, not 0"),
+        (MINIMAL + "tracing: {endpoint: 'otlp://user:hush@c:4318'}\n",
+         "f.yaml:2: tracing.endpoint: is not a collector; write its URL for OTLP over HTTP"),
         (MINIMAL + "tuner: {mode: on}\n", "f.yaml:2: tuner.mode: must be off, shadow or live, not true"),
         (MINIMAL + "migration: {hot_ratio: -1}\n", "f.yaml:2: migration.hot_ratio: must be 1 or more, not -1"),
         (MINIMAL + "migration: {hot_ratio: 0.5}\n", "f.yaml:2: migration.hot_ratio: must be 1 or more, not 0.5"),

@@ -12,6 +12,7 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from structlog.testing import capture_logs
 
 from fairlead.tracing import tracer as tracing
 from fairlead.tracing.tracer import Tracer
@@ -128,6 +129,17 @@ async def test_a_collector_that_is_away_costs_spans_that_are_counted_and_nothing
     served(tracer, SAMPLED)
     await tracer.stop()
     assert tracer.counts == {"sent": 0, "dropped": 0, "failed": 1}
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:9", "127.0.0.1:x", "a..b:4318"])
+async def test_the_log_says_that_traces_were_not_sent_and_not_the_collectors_password(place: str) -> None:
+    tracer = a_tracer(f"http://user:hush@{place}/v1/traces")
+    served(tracer, SAMPLED)
+    with capture_logs() as logged:
+        await tracer.stop()
+    assert tracer.counts["failed"] == 1
+    assert [entry["collector"] for entry in logged] == [f"http://{place}/v1/traces"]
+    assert "hush" not in str(logged)
 
 
 async def test_a_collector_that_refuses_is_a_failure_too() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import AfterValidator, Field, PlainSerializer, PositiveInt
 
+from fairlead.addresses import without_password
 from fairlead.section import Section
 
 _Interval = Annotated[int, Field(ge=10)]  # milliseconds
@@ -52,16 +53,17 @@ class Decisions(Section):
 
 
 def _collector(value: str) -> str:
-    """Raises ValueError if spans cannot be sent there."""
+    """Raises ValueError, without the value, if spans cannot be sent there: it may hold a password."""
     if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", value):
-        raise ValueError(
-            f'"{value}" is not a collector; write its URL for OTLP over HTTP, for example http://collector:4318'
-        )
+        raise ValueError("is not a collector; write its URL for OTLP over HTTP, for example http://collector:4318")
     return value
+
+
+_Collector = Annotated[str, AfterValidator(_collector), PlainSerializer(without_password), Field(repr=False)]
 
 
 class Tracing(Section):
     """Requests as OpenTelemetry spans, sent to a collector; see docs/operate.md."""
 
-    endpoint: Annotated[str, AfterValidator(_collector)]  # OTLP over HTTP; /v1/traces is added
+    endpoint: _Collector  # OTLP over HTTP; /v1/traces is added
     sample: Annotated[float, Field(ge=0, le=1)] = 0.01  # of requests without a trace; others are as their trace says

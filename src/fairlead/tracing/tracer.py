@@ -20,6 +20,7 @@ import aiohttp
 import structlog
 
 from fairlead import __version__
+from fairlead.addresses import without_password
 from fairlead.core.policy import Ended
 from fairlead.core.trace import Part, Trace
 from fairlead.tracing.context import TraceContext, read_traceparent
@@ -137,7 +138,7 @@ class Tracer:
         reason = await self._posted(session, message.SerializeToString())
         self.counts["failed" if reason else "sent"] += count
         if reason and not self._is_failing:
-            log.warning("traces were not sent", collector=self._url, reason=reason)
+            log.warning("traces were not sent", collector=without_password(self._url), reason=reason)
         self._is_failing = bool(reason)
 
     async def _posted(self, session: aiohttp.ClientSession, body: bytes) -> str:
@@ -146,6 +147,8 @@ class Tracer:
         try:
             async with session.post(self._url, data=body, headers=_PROTOBUF, timeout=timeout) as response:
                 return "" if response.status in _HTTP_OK else f"HTTP {response.status}"
+        except ValueError:  # its text may be the URL, which may hold a password
+            return "this is no host and port"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return str(error) or type(error).__name__
 
