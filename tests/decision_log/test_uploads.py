@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import errno
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -110,6 +111,25 @@ async def test_a_file_that_another_sidecar_sent_meanwhile_is_no_failure(spool: C
     async with sending(folder, Stolen()) as uploads:
         await until(lambda: not list(folder.iterdir()))
     assert (uploads.counts["failed"], uploads.counts["uploaded"]) == (0, 0)
+
+
+async def test_a_spool_that_cannot_be_listed_for_a_while_is_tried_again(
+    spool: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.01)
+    store, folder = Store(), spool("decisions-1")
+
+    def exhausted(*_: object) -> Iterator[Path]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as out_of_descriptors:
+        out_of_descriptors.setattr(Path, "glob", exhausted)
+        uploads = Uploads(folder, "decisions-*", store.take)
+        uploads.start()
+        await until(lambda: uploads.counts["failed"] >= 2)
+    await until(lambda: store.has == ["decisions-1"])
+    await uploads.stop()
 
 
 def test_why_a_store_refused_is_its_code_and_not_its_text_which_has_the_key() -> None:

@@ -70,17 +70,17 @@ class Uploads:
 
     async def _send_all(self, until_s: float = float("inf")) -> bool:
         """Whether the store took what was waiting, or as much as could be sent `until_s`."""
-        for file in await asyncio.to_thread(self._waiting):
-            if time.monotonic() > until_s:
-                break
-            try:
+        try:
+            for file in await asyncio.to_thread(self._waiting):
+                if time.monotonic() > until_s:
+                    break
                 await asyncio.to_thread(self._send, file)
-            except Exception as error:  # the store is away, or refuses: it may take the file later
-                self.counts["failed"] += 1
-                if not self._away:  # said once, not at each try
-                    log.warning("the store of decisions takes no files; they wait", reason=why_not(error))
-                self._away = True
-                return False
+        except Exception as error:  # the store is away, or refuses, or the spool cannot be read: it may work later
+            self.counts["failed"] += 1
+            if not self._away:  # said once, not at each try
+                log.warning("the store of decisions takes no files; they wait", reason=why_not(error))
+            self._away = True
+            return False
         if self._away:
             log.info("the store of decisions takes files again")
         self._away = False
