@@ -104,6 +104,20 @@ def test_a_field_of_a_number_that_never_ends_costs_no_more_than_its_block() -> N
     assert peer.goaway == ErrorCode.COMPRESSION_ERROR
 
 
+@pytest.mark.parametrize("change", [b"\x20", b"\x3f\xe1\x1f", b"\x3f\x00"])
+def test_a_block_of_changes_of_the_tables_size_is_cut_off_before_it_is_decoded(change: bytes) -> None:
+    peer = Peer()
+    peer.say(headers(1, change * 2 + b"\x20" + BLOCK))
+    assert peer.goaway == ErrorCode.COMPRESSION_ERROR
+
+
+def test_a_block_may_change_the_tables_size_twice() -> None:
+    peer = Peer()
+    peer.say(headers(1, b"\x20\x20" + BLOCK))
+    assert peer.goaway is None
+    assert peer.stream(1) is not None
+
+
 def test_different_blocks_do_not_fill_the_memory_of_blocks() -> None:
     peer = Peer()
     peer.say(headers(1, b"\x20" + BLOCK), f.rst_stream(1, ErrorCode.CANCEL))

@@ -20,6 +20,8 @@ from fairlead.edge.http2.limits import Limits
 
 _MEMO_BLOCKS: Final = 64
 _MEMO_BLOCK_BYTES: Final = 1024
+# More changes of the table's size than a block may begin with (RFC 7541, section 4.2): each takes a byte, and 1 us.
+_SIZE_CHANGES: Final = re.compile(rb"([\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){3}")
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+\Z")
 _VALUE: Final = re.compile(rb"[^\x00\r\n]*\Z", re.DOTALL)
 _CONNECTION_SPECIFIC: Final = frozenset(
@@ -68,6 +70,8 @@ class HeaderReader:
 
     def decode(self, block: bytes) -> Fields:
         """Raises PeerError."""
+        if _SIZE_CHANGES.match(block):
+            raise PeerError(ErrorCode.COMPRESSION_ERROR, "a header block that changes the table's size three times")
         before = self._decoder.header_table_size
         try:
             fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
