@@ -20,6 +20,7 @@ from fairlead.errors import UserError
 from fairlead.extproc.models import models_answer
 from fairlead.serving import in_force, pool
 from fairlead.serving.sidecar import Sidecar
+from tests.core.test_learning import seen
 from tests.serving.world import ConfigFile
 from tests.waiting import until
 
@@ -198,6 +199,32 @@ async def test_a_reload_keeps_what_was_discovered(world: World) -> None:
     await world.sidecar.reloading.reload()
     assert world.sidecar.services.config.policy.name == "least_load"
     assert world.pool() == {engine.address: "llama"}
+
+
+async def test_what_was_learned_before_a_restart_counts_once_its_engines_are_found(world: World) -> None:
+    engine = await world.engine("llama")
+    path = world.file.write(pool={}, discovery={"file": "engines.yaml"}, observe={"state": "learned.json"})
+
+    async def learned_ms(answers: int) -> float:
+        world.lists()
+        async with Sidecar(path) as world.sidecar:
+            services = world.sidecar.services
+            await until(lambda: services.is_ready)
+            world.lists(engine.address)
+            await until(world.pool)
+            for _ in range(answers):
+                observed = seen(address=engine.address, model="llama")
+                services.learner.observe(observed, services.router.pool)
+                services.recorder.observed(observed)
+            return services.router.pool.endpoints[0].speed.prefill_ms_per_token
+
+    assert await learned_ms(20) == 0.1
+    kept = (world.file.folder / "learned.json").read_bytes()
+    world.lists()
+    async with Sidecar(path) as world.sidecar:  # that ends before it has found them
+        world.sidecar.services.router.planner.draining.add(engine.address)
+    assert (world.file.folder / "learned.json").read_bytes() == kept
+    assert await learned_ms(0) == pytest.approx(0.2, rel=0.01)
 
 
 async def test_adapters_are_served_by_the_engines_that_list_them_as_they_come_and_go(

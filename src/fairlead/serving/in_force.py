@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +56,7 @@ class InForce:
         self._changing = asyncio.Lock()  # between a reload and a change of what is discovered
         self._pool_changed = asyncio.Event()
         self.known = asyncio.Event()  # `services.pool_is_known`
+        self.pool_changed: Callable[[], None] = lambda: None  # called in the same step
         services.discovery = Discovery(self._pool_changed.set, services.clock_s)
         services.envoys = EndpointDiscovery(lambda: withhold_unconfirmed(services), services.clock_s)
         self._addresses: list[str] | None = None  # of endpoints that are configured by name, where they changed
@@ -206,6 +207,7 @@ class InForce:
         services.prefills.accesses = {endpoint.address: endpoint.spec.access for endpoint in pool.endpoints}
         services.learner.forget_all_but(pool.endpoints)
         services.learner.apply(pool.endpoints)
+        self.pool_changed()
         services.budget.forget_all_but(pool.by_address)
         if gone:
             services.recorder.forget_all_but(pool.by_address)

@@ -1,5 +1,5 @@
 """The file that keeps what was learned, and which endpoints drain, over restarts: read as serving begins, written now
-and then and at the end, and at once after a drain.
+and then and at the end, and at once after a drain. What it says of engines that have to be discovered waits for them.
 
 One that cannot be read, or that another version wrote, is left out with a line in the log: all is then learned again.
 """
@@ -31,6 +31,7 @@ class LearnedFile:
     def __init__(self, services: Services, folder: Path) -> None:
         self._services = services
         self._folder = folder
+        self._awaits_pool: LearnedState | None = None  # what was read, until there are engines that it may be of
         self._saved_answers = 0  # observed until then
         self._saved_draining: set[str] = set()
 
@@ -40,7 +41,7 @@ class LearnedFile:
         return None if state is None else self._folder / state
 
     def load(self) -> None:
-        """Put what the file knows in force for the pool as it is."""
+        """Read the file, and put what it knows in force as soon as the pool is known."""
         path, services = self.path, self._services
         if path is None or not path.exists():
             return
@@ -53,8 +54,17 @@ class LearnedFile:
             return
         self._saved_draining = set(state.draining)
         services.router.planner.draining |= self._saved_draining
+        self._awaits_pool = state
+        self.pool_changed()
+
+    def pool_changed(self) -> None:
+        """Call it after each change of the pool."""
+        state, services = self._awaits_pool, self._services
+        if state is None or not services.pool_is_known or not services.router.pool.endpoints:
+            return
+        self._awaits_pool = None
         restore(state, services.learner, services.router.pool, now_s=services.clock_s(), unix_s=time.time())
-        log.info("goes on with what was learned before", file=str(path), engines=len(state.engines))
+        log.info("goes on with what was learned before", file=str(self.path), engines=len(state.engines))
 
     async def keep(self) -> None:
         """Write the file once a minute if there is anything new, and soon after a drain. Runs until cancelled."""
@@ -71,6 +81,8 @@ class LearnedFile:
         path, services = self.path, self._services
         answers, draining = services.recorder.observations, set(services.router.planner.draining)
         if path is None or (answers == self._saved_answers and draining == self._saved_draining):
+            return
+        if self._awaits_pool is not None:  # the file still says more than this sidecar
             return
         self._saved_answers, self._saved_draining = answers, draining
         state = snapshot(services.learner, now_s=services.clock_s(), unix_s=time.time())
