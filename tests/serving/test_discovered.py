@@ -201,6 +201,19 @@ async def test_a_reload_keeps_what_was_discovered(world: World) -> None:
     assert world.pool() == {engine.address: "llama"}
 
 
+async def test_a_drain_of_before_a_restart_holds_for_who_is_listed_and_not_for_who_is_gone(world: World) -> None:
+    here, starts, joins = [await world.engine("llama") for _ in range(3)]
+    starts.status = 503
+    world.lists(here.address, starts.address)
+    await world.start()
+    await until(world.pool)
+    draining = world.sidecar.services.router.planner.draining
+    draining |= {here.address, starts.address, "127.0.0.9:1"}  # as a file or Redis says
+    world.lists(here.address, starts.address, joins.address)
+    await until(lambda: joins.address in world.pool())
+    await until(lambda: draining == {here.address, starts.address})
+
+
 async def test_what_was_learned_before_a_restart_counts_once_its_engines_are_found(world: World) -> None:
     engine = await world.engine("llama")
     path = world.file.write(pool={}, discovery={"file": "engines.yaml"}, observe={"state": "learned.json"})

@@ -7,7 +7,8 @@ after the endpoint left the pool: its address may come back as another engine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container
+from collections.abc import Callable
+from math import inf
 from typing import Final, cast
 
 from redis.asyncio import Redis
@@ -29,7 +30,7 @@ class SharedDrains:
     def __init__(
         self,
         draining: set[str],
-        pool: Callable[[], Container[str]],
+        pool: Callable[[], set[str]],
         database: int,
         clock_s: Callable[[], float],
     ) -> None:
@@ -54,12 +55,12 @@ class SharedDrains:
     async def serve(self, redis: Redis) -> None:
         await self._write(redis)  # what was undrained while Redis was away must not come back
         await self._load(redis)
-        renewed_s = self._clock_s()
+        renewed_s = -inf  # Redis may have lost what it knew
         while True:
             await self._write(redis)
             if self._clock_s() - renewed_s > _RENEW_S:
                 renewed_s = self._clock_s()
-                for address in self._draining & self._shared:
+                for address in self._draining & self._shared & self._pool():
                     await answered(redis.set(KEY_PREFIX + address, "1", ex=_TTL_S))
             await asyncio.sleep(_PERIOD_S)
 
@@ -68,9 +69,9 @@ class SharedDrains:
 
     async def _write(self, redis: Redis) -> None:
         for address in self._draining - self._shared:
-            self._shared.add(address)
             await answered(redis.set(KEY_PREFIX + address, "1", ex=_TTL_S))
             await answered(redis.publish(self.channel, "+" + address))
+            self._shared.add(address)
         for address in self._shared - self._draining:
             if address in self._pool():
                 await answered(redis.delete(KEY_PREFIX + address))

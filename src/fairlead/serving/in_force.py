@@ -192,6 +192,9 @@ class InForce:
         if services.pool_is_known:
             self.known.set()
             services.envoys.publish(hosts_of(pool))
+            listed = {each.address for each in services.discovery.endpoints()}
+            # A file or Redis may name engines that left before this sidecar came: another may come to their address.
+            router.planner.draining &= pool.by_address.keys() | listed
         withhold_unconfirmed(services)
         found = services.discovery.rules()
         objectives = bounded(found.priorities)
