@@ -77,11 +77,15 @@ class Membership:
     def _staying(self, found: Collection[str], present: dict[str, Member], pool: Pool) -> list[Member]:
         now_s = self._clock_s()
         staying, unlisted = [], {address: member for address, member in self._last.items() if address not in found}
+        stays: dict[str, bool] = {}  # by model: of a large pool hundreds may leave at once
         for address, member in unlisted.items():
             since_s = self._leaving.setdefault(address, now_s)
             if now_s - since_s < HAND_OVER_S and not member.found.draining:
-                others = [e for e in pool.endpoints if e.model == member.model and e.address not in unlisted]
-                if self._is_coming(found, present, member.model, others) and not any(map(_serves, others)):
+                model = member.model
+                if model not in stays:
+                    others = [e for e in pool.endpoints if e.model == model and e.address not in unlisted]
+                    stays[model] = self._is_coming(found, present, model, others) and not any(map(_serves, others))
+                if stays[model]:
                     staying.append(msgspec.structs.replace(member, leaving=True))
                     continue
             del self._leaving[address]
