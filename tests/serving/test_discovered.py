@@ -278,6 +278,20 @@ async def test_an_engine_that_is_back_at_its_address_with_another_model_gets_not
     assert world.chosen("mistral") == {changes.address}
 
 
+async def test_an_engine_that_is_back_with_a_longer_context_gets_longer_prompts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_MODELS_S", 0.1)
+    engine = await world.engine("llama")
+    world.lists(engine.address)
+    await world.start(observe={"health_interval_ms": 100})
+    await until(world.pool)
+    (endpoint,) = world.sidecar.services.router.pool.endpoints
+    for length in (8192, 2048):
+        engine.cards[0]["max_model_len"] = length
+        await until(lambda length=length: endpoint.max_model_len == length)
+
+
 async def test_an_address_at_which_fairlead_or_its_gateway_listens_is_no_engine(world: World) -> None:
     engine, gateway = await world.engine("llama"), await world.engine("llama")
     port = gateway.address.rpartition(":")[2]

@@ -17,6 +17,7 @@ from fairlead.core.capability import NEUTRAL, Capability, CapabilityFile, parse_
 from fairlead.core.endpoint import NO_CAPABILITIES, Endpoint, EndpointSpec
 from fairlead.core.health import DRAINING, LEAVING
 from fairlead.core.pool import Pool
+from fairlead.core.reported import UNIDENTIFIED, EngineIdentity
 from fairlead.core.splits import NO_REWRITES, Rewrites
 from fairlead.errors import UserError
 from fairlead.serving.membership import Member
@@ -80,6 +81,8 @@ def make_pool(
     found = {member.found.address: member for member in members if member.found.address not in addresses}
     for endpoint in endpoints:
         member = found.get(endpoint.address)
+        if member is not None and endpoint.identity is UNIDENTIFIED:  # its watch asks soon, and at each start
+            endpoint.identified(EngineIdentity(max_model_len=member.serves.max_model_len))
         endpoint.health.withhold(DRAINING, active=member is not None and member.found.draining)
         endpoint.health.withhold(LEAVING, active=member is not None and member.leaving)
     routes = _names_of(rewrites, endpoints) | config.models_of_routes()
@@ -119,12 +122,11 @@ def _discovered(
             except UserError as error:
                 log.error("a discovered endpoint counts as always right", endpoint=found.address, reason=str(error))
                 capabilities[key] = NEUTRAL
-        lengths = [n for n in (model.max_model_len, member.serves.max_model_len) if n is not None]
         yield EndpointSpec(
             address=found.address,
             model=name,
             **_times(model, found.prefill_ms_per_token, found.decode_ms_per_token),
-            max_model_len=min(lengths, default=None),
+            max_model_len=model.max_model_len,
             capability=capabilities[key],
             capabilities=of_adapters.get(name, NO_CAPABILITIES),
             region=found.region,
