@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -32,6 +33,7 @@ class Lister:
         self.cards: list[dict[str, Any]] = [{"id": name, "owned_by": "vllm", "max_model_len": 4096} for name in models]
         self.status = 200
         self.address = ""
+        self.asked = 0  # for its models
 
     async def start(self, stack: AsyncExitStack) -> None:
         app = web.Application()
@@ -44,6 +46,7 @@ class Lister:
         self.address = f"127.0.0.1:{runner.addresses[0][1]}"
 
     async def _models(self, _: web.Request) -> web.Response:
+        self.asked += 1
         return web.json_response({"data": self.cards}, status=self.status)
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -276,6 +279,24 @@ async def test_an_engine_that_is_back_at_its_address_with_another_model_gets_not
     await until(lambda: world.pool() == {stays.address: "llama", changes.address: "mistral"})
     assert world.chosen("llama") == {stays.address}
     assert world.chosen("mistral") == {changes.address}
+
+
+async def test_an_engine_that_is_configured_as_another_than_it_is_and_listed_too_is_not_asked_without_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_MODELS_S", 0.1)
+    engine = await world.engine("llama")
+    world.lists(engine.address)
+    configured = {"address": engine.address, "model": "mistral", "engine": "sglang"}
+    path = world.file.write(
+        pool={"endpoints": [configured]}, discovery={"file": "engines.yaml"}, observe={"health_interval_ms": 100}
+    )
+    world.sidecar = await world.stack.enter_async_context(Sidecar(path))
+    await until(lambda: world.sidecar.services.router.pool.endpoints[0].identity.models)
+    engine.asked = 0
+    world.sidecar.services.discovery.look_again()
+    await asyncio.sleep(1.0)
+    assert engine.asked < 20
 
 
 async def test_an_engine_that_is_back_with_a_longer_context_gets_longer_prompts(

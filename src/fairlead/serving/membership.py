@@ -58,8 +58,11 @@ class Membership:
             del self._leaving[address]
         listed = found | {address: self._last[address].found for address in self._leaving}
         for endpoint in pool.endpoints:  # another engine may have come at the address of one that is gone
-            now, each = endpoint.identity.models, found.get(endpoint.address)
-            if each is not None and not each.models and now and endpoint.model not in now:
+            now, each = endpoint.identity, found.get(endpoint.address)
+            before = self._introductions.known.get(endpoint.address)
+            if each is None or before is None or not now.models:
+                continue
+            if not each.models and before.model not in now.models:
                 self._introductions.forget(endpoint.address)
         self._introductions.want(
             {address: access_of(each.models[0] if each.models else None) for address, each in listed.items()}
