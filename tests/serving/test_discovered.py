@@ -281,6 +281,19 @@ async def test_an_engine_that_is_back_at_its_address_with_another_model_gets_not
     assert world.chosen("mistral") == {changes.address}
 
 
+async def test_an_engine_of_another_kind_that_is_back_at_an_address_is_asked_in_its_own_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_MODELS_S", 0.1)
+    engine = await world.engine("llama")
+    world.lists(engine.address)
+    await world.start(observe={"health_interval_ms": 100})
+    router = world.sidecar.services.router
+    await until(lambda: [e.spec.engine for e in router.pool.endpoints] == ["vllm"])
+    engine.cards[0]["owned_by"] = "sglang"
+    await until(lambda: [e.spec.engine for e in router.pool.endpoints] == ["sglang"])
+
+
 async def test_an_engine_that_is_configured_as_another_than_it_is_and_listed_too_is_not_asked_without_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,9 +62,12 @@ class Pool:
         }
 
     def renewed(self) -> Pool:
-        """This pool, or, where engines list other models since it was made, one with these."""
+        """This pool, or, where engines list other models or are of another kind since it was made, one with these."""
         now = [endpoint.identity for endpoint in self.endpoints]
-        if all(one is other or one.models == other.models for one, other in zip(now, self._identities, strict=True)):
+        if all(
+            one is other or (one.models == other.models and one.engine == other.engine)
+            for one, other in zip(now, self._identities, strict=True)
+        ):
             return self
         return Pool(self.endpoints, self.routes, self.expected)
 

@@ -63,6 +63,7 @@ class EngineIdentity(msgspec.Struct, frozen=True, gc=False):
     adapters: tuple[str, ...] = ()  # of its models, those that name a parent
     serves_alone: bool = True  # False: it does one half of a request, and a plain one fails there
     max_queued_requests: int | None = None  # past which it refuses; None: unknown, or no limit
+    engine: str = ""  # its dialect, by what it lists; empty: it lists nothing
 
 
 UNIDENTIFIED = EngineIdentity()

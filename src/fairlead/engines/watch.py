@@ -26,7 +26,7 @@ from fairlead.api.paths import MODELS
 from fairlead.config import Observe
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.reported import EngineIdentity, EngineReport, aged, following, restarted
-from fairlead.dialects import DIALECTS, Dialect, read_models
+from fairlead.dialects import DIALECTS, Dialect, owner_is, read_models
 from fairlead.engines.ask import Answer, Connection, UnansweredError, connect_ms
 from fairlead.engines.metrics_text import MOST_BYTES, read_metrics
 
@@ -270,13 +270,16 @@ def read_identity(dialect: Dialect, info: Answer, models: Answer, model: str) ->
 
 def _listed(identity: EngineIdentity, dialect: Dialect, models: Answer, model: str) -> EngineIdentity:
     """`identity` with what a page of models lists."""
-    cards = sorted(read_models(_object(models), dialect), key=lambda card: card.name != model)
+    listed = read_models(_object(models), dialect)
+    owner = next((card.owner for card in listed if card.parent is None), None)
+    cards = sorted(listed, key=lambda card: card.name != model)
     lengths = [card.max_model_len for card in cards if card.max_model_len is not None]
     return msgspec.structs.replace(
         identity,
         models=tuple(card.name for card in cards),
         adapters=tuple(card.name for card in cards if card.parent is not None),
         max_model_len=lengths[0] if lengths else None,
+        engine="" if owner is None else owner_is(owner).name,
     )
 
 

@@ -62,7 +62,8 @@ class Membership:
             before = self._introductions.known.get(endpoint.address)
             if each is None or before is None or not now.models:
                 continue
-            if not each.models and before.model not in now.models:
+            serves_another = not each.models and before.model not in now.models
+            if serves_another or (not each.engine and before.engine != now.engine):
                 self._introductions.forget(endpoint.address)
         self._introductions.want(
             {address: access_of(each.models[0] if each.models else None) for address, each in listed.items()}
