@@ -43,6 +43,23 @@ def test_a_session_is_ordered_to_its_target_and_the_order_can_be_taken_back(worl
     assert not world.planner.commands
 
 
+@pytest.mark.parametrize("ends", ["session", "target", "elsewhere"])
+def test_an_order_that_cannot_be_followed_any_more_does_not_hold_its_session(world: World, ends: str) -> None:
+    third = make_endpoint("d:1", "m")
+    world.router.pool = Pool([*world.endpoints, third], {})
+    world.commands.move("s", "", "b:1", dry_run=False)
+    world.router.trim(0.0)
+    assert world.commands.session("s", "")["waits"]
+    if ends == "session":
+        world.router.sessions.expire(2.0 * world.router.sessions.ttl_s)
+    elif ends == "target":  # the router's pool is replaced when an endpoint leaves
+        world.router.pool = Pool([world.endpoints[0], third], {})
+    else:  # its endpoint failed, and the next request went there by itself
+        world.router.sessions.bind(session_key(b"s"), "b:1", 0)
+    world.router.trim(0.0)
+    assert not world.planner.commands
+
+
 def test_a_dry_run_orders_and_drains_nothing(world: World) -> None:
     world.commands.move("s", "", "b:1", dry_run=True)
     world.commands.drain("a:1", dry_run=True)

@@ -12,7 +12,7 @@ What moves is the context of one agent and the session's binding. Other agents t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from statistics import median
 from typing import Final, Literal, get_args
 
@@ -170,6 +170,14 @@ class Planner:
             return False
         self.commands[session] = target
         return True
+
+    def drop_commands(self, addresses: Container[str]) -> None:
+        """Of sessions that ended or are at their target already, and to targets that are not in the pool any more."""
+        self.commands = {
+            session: target
+            for session, target in self.commands.items()
+            if target in addresses and self._sessions.address_of(session) not in (None, target)
+        }
 
     def copies(self, session: bytes) -> bool:
         """Whether the session's context is being copied now."""

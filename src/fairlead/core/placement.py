@@ -147,6 +147,7 @@ class Placement:
         self.retentions = {address: each for address, each in self.retentions.items() if address in addresses}
         for address, retention in self.retentions.items():
             self.index.evicted_before(address, now_s - retention.value_s)
+        self.planner.drop_commands(addresses)
         self.answered.forget_all_but(self.pool.models)
         self.transfers.forget_all_but(addresses)
 
