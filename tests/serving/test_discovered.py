@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from fairlead.core.facts import RequestFacts
 from fairlead.core.in_flight import InFlight
+from fairlead.core.lengths import BUCKETS
 from fairlead.core.policy import Ended, Outcome, Refusal
 from fairlead.engines import watch
 from fairlead.errors import UserError
@@ -191,6 +192,23 @@ async def test_a_broken_file_leaves_the_pool_as_it_was(world: World) -> None:
     await until(lambda: services.discovery.statuses[0].error)
     assert world.pool() == {engine.address: "llama"}
     assert services.is_ready
+
+
+async def test_engines_come_and_go_while_a_capability_file_is_gone_as_it_was_read_before(world: World) -> None:
+    rows = {"other": [0.5] * len(BUCKETS)}
+    file = world.file.folder / "sql.json"
+    file.write_bytes(msgspec.json.encode({"task": "t", "buckets": BUCKETS, "models": {"sql": rows}}))
+    one, other = await world.engine("llama"), await world.engine("llama")
+    world.lists(one.address)
+    models = {"sql": {"adapter_of": "llama", "capability": "sql.json"}}
+    path = world.file.write(pool={"models": models}, discovery={"file": "engines.yaml"})
+    world.sidecar = await world.stack.enter_async_context(Sidecar(path))
+    await until(world.pool)
+    file.unlink()
+    world.lists(other.address)
+    await until(lambda: set(world.pool()) == {other.address})
+    (endpoint,) = world.sidecar.services.router.pool.endpoints
+    assert endpoint.spec.capability_of("sql").success_probability("en", 0) == 0.5
 
 
 async def test_a_reload_keeps_what_was_discovered(world: World) -> None:

@@ -16,6 +16,7 @@ import structlog
 from fairlead.cascade.load_judges import load_judges
 from fairlead.cascade.samples import SampleFile
 from fairlead.config import ANY_ROUTE, Config, Migration
+from fairlead.core.capability import CapabilityFile
 from fairlead.core.migration import NOTHING_IS_HOT, Rules
 from fairlead.core.pool import Pool
 from fairlead.core.task_rules import TaskRules
@@ -61,6 +62,7 @@ class InForce:
         services.envoys = EndpointDiscovery(lambda: withhold_unconfirmed(services), services.clock_s)
         self._addresses: list[str] | None = None  # of endpoints that are configured by name, where they changed
         self._members: list[Member] | None = None  # in the pool
+        self._capability_files: dict[str, CapabilityFile] = {}  # as they were when the configuration was applied
         self._rules = NO_RULES  # of requests, in force
         self._membership = Membership(services.discovery, self._pool_changed.set, services.clock_s)
 
@@ -129,7 +131,8 @@ class InForce:
                 return
             self._members = members
             addresses = self._addresses or self._addresses_of(config)
-            await self._use(config, make_pool(config, self._folder, current, members, addresses, rules.rewrites))
+            pool = make_pool(config, self._folder, current, members, addresses, rules.rewrites, self._capability_files)
+            await self._use(config, pool)
 
     async def _apply(self, config: Config) -> None:
         services = self._services
@@ -142,15 +145,17 @@ class InForce:
         check_access(config)
         keys = None if config.clients is None else self._folder / config.clients.keys
         ClientKeys().use(keys)  # it may not be usable
+        files: dict[str, CapabilityFile] = {}
         pool = make_pool(
             config,
             self._folder,
             router.pool,
             self._membership.members(router.pool, config.pool.access),
             rewrites=services.discovery.rules().rewrites,
+            files=files,
         )  # the last that may fail
 
-        services.config, self._addresses = config, None
+        services.config, self._addresses, self._capability_files = config, None, files
         services.clients.use(keys)
         router.fallbacks = config.gateway.fallbacks
         if self._decides_by != (config.policy, config.tuner):

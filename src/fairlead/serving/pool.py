@@ -36,18 +36,21 @@ def make_pool(
     members: Sequence[Member] = (),
     addresses: Sequence[str] | None = None,
     rewrites: Rewrites = NO_REWRITES,
+    files: dict[str, CapabilityFile] | None = None,
 ) -> Pool:
     """The pool of `config`, whose capability files are relative to `folder`, and of `members` after it.
 
     Its first endpoints are those of `config.pool.endpoints` in their order. Endpoints of `current` that stay keep their
     load and health. `addresses` are those of the configured endpoints, where they are resolved already, and `rewrites`
-    those that were discovered. Raises ConfigError, with all mistakes, for host names that do not resolve, for two names
+    those that were discovered. `files` are capability files that need not be read again; those that are read are added.
+    Raises ConfigError, with all mistakes, for host names that do not resolve, for two names
     of one endpoint and for capability files that cannot be used. What is wrong with a discovered endpoint is logged,
     and costs only what it is about.
     """
     mistakes: list[UserError] = []
-    capabilities = _capabilities(config, folder, mistakes)
-    of_adapters = _capabilities_of_adapters(config, folder, mistakes)
+    files = {} if files is None else files
+    capabilities = _capabilities(config, folder, files, mistakes)
+    of_adapters = _capabilities_of_adapters(config, folder, files, mistakes)
     if addresses is None:
         addresses = _addresses(config, mistakes)
     if mistakes:
@@ -71,7 +74,7 @@ def make_pool(
             access=config.pool.access(configured.model, configured),
         )
         specs.append(spec)
-    specs += _discovered(config, folder, members, capabilities, of_adapters, set(addresses))
+    specs += _discovered(config, folder, members, capabilities, of_adapters, set(addresses), files)
     stay = current.by_address if current is not None else {}
     endpoints = [_kept(stay.get(spec.address), spec) for spec in specs]
     at_work = {endpoint.model for endpoint in stay.values() if endpoint.answered_s > -inf}
@@ -106,9 +109,9 @@ def _discovered(
     capabilities: dict[str, Capability],
     of_adapters: Mapping[str, Mapping[str, Capability]],
     listed: set[str],
+    files: dict[str, CapabilityFile],
 ) -> Iterable[EndpointSpec]:
     """`listed` are the addresses that the configuration has: its own entries count for these."""
-    files: dict[str, CapabilityFile] = {}
     for member in members:
         found, name = member.found, member.model
         if found.address in listed:
@@ -216,9 +219,10 @@ def _addresses(config: Config, mistakes: list[UserError]) -> list[str]:
     return list(first_with)
 
 
-def _capabilities(config: Config, folder: Path, mistakes: list[UserError]) -> dict[str, Capability]:
+def _capabilities(
+    config: Config, folder: Path, files: dict[str, CapabilityFile], mistakes: list[UserError]
+) -> dict[str, Capability]:
     """Capabilities by model; mistakes are added to `mistakes`."""
-    files: dict[str, CapabilityFile] = {}
     known = {}
     for model in dict.fromkeys(endpoint.model for endpoint in config.pool.endpoints):
         try:
@@ -229,10 +233,9 @@ def _capabilities(config: Config, folder: Path, mistakes: list[UserError]) -> di
 
 
 def _capabilities_of_adapters(
-    config: Config, folder: Path, mistakes: list[UserError]
+    config: Config, folder: Path, files: dict[str, CapabilityFile], mistakes: list[UserError]
 ) -> dict[str, dict[str, Capability]]:
     """Of adapters that have a file of their own, by their model and their name; mistakes are added to `mistakes`."""
-    files: dict[str, CapabilityFile] = {}
     known: dict[str, dict[str, Capability]] = {}
     for adapter, model in config.pool.adapters().items():
         file = config.model(adapter).capability
