@@ -250,7 +250,14 @@ async def test_an_object_of_another_form_does_not_hide_the_others(server: tuple[
         await until(lambda: names(reflector) == {"a"})
 
 
-@pytest.mark.parametrize("garbage", [b"not json\n", b'{"type": 1}\n', b'{"type": "ADDED"}\n', b"\xff\xfe\n"])
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"not json\n", b'{"type": 1}\n', b'{"type": "ADDED"}\n', b"\xff\xfe\n",
+        b'{"type": "ADDED", "object": {"metadata": {"name": "\xff"}}}\n',
+        b'{"type": "ADDED", "object": {"metadata": {"name": "b"}, "spec": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}\n",
+    ],
+)  # fmt: skip
 async def test_garbage_in_a_watch_is_answered_by_a_list(server: tuple[FakeApiServer, str], garbage: bytes) -> None:
     fake, url = server
 

@@ -26,6 +26,7 @@ _QUICK_S: Final = 1.0
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 8.0
 ABSENT_PAUSE_S: Final = 30.0  # until a kind that the cluster does not have is asked for again
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 log = structlog.get_logger("fairlead")
 T = TypeVar("T", bound=msgspec.Struct)
@@ -89,7 +90,7 @@ class Reflector(Generic[T]):
                     await asyncio.sleep(ABSENT_PAUSE_S)
                 elif error.code != _GONE:  # which is no trouble: the list that follows is the answer to it
                     self._failed(error)
-            except msgspec.DecodeError as error:
+            except _UNREADABLE as error:
                 self._failed(ApiError(0, f"the API server's answer cannot be read ({error})"))
             await pauses.next()
 
@@ -138,7 +139,7 @@ class Reflector(Generic[T]):
         """None, with a line in the log, for an object of a form that is not the API's: the others still count."""
         try:
             return self._object.decode(raw)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeDecodeError) as error:
             log.warning("an object of the API server cannot be read", path=self.path, reason=str(error))
             return None
 
