@@ -53,6 +53,13 @@ async def test_a_file_that_cannot_be_written_is_a_line_in_the_log(file: ConfigFi
     assert any(line["event"] == "what was learned cannot be saved" for line in logs)
 
 
+async def test_a_file_that_cannot_even_be_looked_at_does_not_keep_the_sidecar_from_serving(file: ConfigFile) -> None:
+    with capture_logs() as logs:  # as one in a folder that this user may not enter
+        async with Sidecar(file.write(observe={"state": "x" * 300})) as sidecar:
+            assert sidecar.services.is_ready
+    assert any(line["event"].startswith("what was learned before is not used") for line in logs)
+
+
 async def test_without_news_the_file_stays_as_it_is(file: ConfigFile) -> None:
     await learned_ms(file, answers=20)
     path = file.folder / "kept" / "learned.json"

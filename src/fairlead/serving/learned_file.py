@@ -43,12 +43,14 @@ class LearnedFile:
     def load(self) -> None:
         """Read the file, and put what it knows in force as soon as the pool is known."""
         path, services = self.path, self._services
-        if path is None or not path.exists():
+        if path is None:
             return
         try:
             if path.stat().st_size > MOST_BYTES:
                 raise ValueError(f"it has more than {MOST_BYTES} bytes")
             state = msgspec.json.decode(path.read_bytes(), type=LearnedState)
+        except (FileNotFoundError, NotADirectoryError):  # it is not written yet
+            return
         except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             log.warning("what was learned before is not used; all is learned again", file=str(path), reason=str(error))
             return
