@@ -307,6 +307,19 @@ async def test_a_chosen_engine_that_is_full_is_left_for_one_that_is_not() -> Non
         assert (destination(room.ask().replies[-1]) or "").startswith("10.0.0.2:1")
 
 
+async def test_an_endpoint_that_an_operator_drains_is_no_room_while_another_serves() -> None:
+    room = Room(busy=False)
+    room.services.router.planner.draining.add("10.0.0.1:1")
+    room.endpoints["10.0.0.2:1"].take(BUSY)
+    asked = room.ask()
+    assert room.waiting == 1
+    room.has_room("10.0.0.2:1")
+    assert (destination((await later(asked))[0]) or "").startswith("10.0.0.2:1")
+    room.services.router.planner.draining.add("10.0.0.2:1")
+    assert destination(room.ask().replies[-1])
+    assert room.waiting == 0
+
+
 async def test_an_engine_that_refuses_makes_the_next_ones_wait() -> None:
     room = Room(busy=False)
     for address in ("10.0.0.1:1", "10.0.0.2:1"):

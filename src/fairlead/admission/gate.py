@@ -95,6 +95,7 @@ class Gate:
         if (
             hint is not None
             and _may_go(lane, hint)
+            and hint.address not in self._router.planner.draining
             and _keeps_pace(lane, hint)
             and _has_room(hint, room, now_s, tokens=tokens)
         ):
@@ -147,7 +148,19 @@ class Gate:
         return due_s
 
     def _endpoints(self, lane: Lane) -> Iterator[Endpoint]:
-        return (e for e in self._router.pool.serving(lane.model) if _may_go(lane, e))
+        """As the router has them, without what drains while others are left: room there would let everything pass."""
+        draining, found = self._router.planner.draining, False
+        left_out: list[Endpoint] = []
+        for endpoint in self._router.pool.serving(lane.model):
+            if not _may_go(lane, endpoint):
+                continue
+            if endpoint.address in draining:
+                left_out.append(endpoint)
+            else:
+                found = True
+                yield endpoint
+        if not found:
+            yield from left_out
 
 
 def _is_full(endpoint: Endpoint, room: _Room, now_s: float, own_requests: int = 0, tokens: int = 0) -> bool:
