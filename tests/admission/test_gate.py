@@ -88,6 +88,19 @@ def test_a_prompt_larger_than_the_kv_cache_may_go_to_an_idle_engine_that_knows_b
     assert gate_of([endpoint], 500.0).is_open(LANE, 1.0, 0.0, 2_000)
 
 
+def test_a_prompt_that_an_engine_could_never_hold_is_refused_there_at_once_and_needs_no_room() -> None:
+    endpoint = busy()
+    endpoint.report = EngineReport(kv_usage=0.5, kv_capacity_tokens=100_000, stale=False)
+    gate = gate_of([endpoint], 500.0)
+    assert not gate.is_open(LANE, 1.0, 0.0, 100_000)
+    assert gate.is_open(LANE, 1.0, 0.0, 100_001)
+    endpoint.max_model_len = 90_000
+    assert not gate.is_open(LANE, 1.0, 0.0, 90_000)
+    assert gate.is_open(LANE, 1.0, 0.0, 90_001)
+    endpoint.report = msgspec.structs.replace(endpoint.report, kv_usage=0.95)
+    assert not gate.is_open(LANE, 1.0, 0.0, 90_001)
+
+
 def test_an_engine_that_has_just_refused_has_no_room_for_a_second() -> None:
     endpoint = busy()
     endpoint.refused(10.0)

@@ -14,6 +14,7 @@ from fairlead.admission.limits import BandRules, Limits, QueueRules
 from fairlead.core.endpoint import Speed
 from fairlead.core.load import Load
 from fairlead.core.objective import Slo
+from fairlead.core.reported import EngineReport
 from fairlead.decision_log.columns import COLUMNS
 from fairlead.decision_log.log import DecisionLog
 from fairlead.extproc.pb import ext_proc_pb2 as pb
@@ -78,11 +79,14 @@ class Room:
     def use(self, rules: Rules | None, naming: Naming = NAMING) -> None:
         self.services.waiting.use(rules, naming, 30.0)
 
-    def ask(self, model: str = "small", *, mode: pb.BodySendMode = pb.BUFFERED, **headers: str) -> Conversation:
+    def ask(
+        self, model: str = "small", *, mode: pb.BodySendMode = pb.BUFFERED, text: str = "hello", **headers: str
+    ) -> Conversation:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         conversation = Conversation(self.services)
         _asked.append(conversation)
-        conversation.say(request_headers(mode=mode, extra=named), request_body(chat(model)))
+        body = chat(model, messages=[{"role": "user", "content": text}])
+        conversation.say(request_headers(mode=mode, extra=named), request_body(body))
         return conversation
 
     def is_slow(self) -> None:
@@ -317,6 +321,27 @@ async def test_an_endpoint_that_an_operator_drains_is_no_room_while_another_serv
     assert (destination((await later(asked))[0]) or "").startswith("10.0.0.2:1")
     room.services.router.planner.draining.add("10.0.0.2:1")
     assert destination(room.ask().replies[-1])
+    assert room.waiting == 0
+
+
+async def test_a_prompt_waits_for_an_endpoint_that_it_fits_and_shorter_ones_go_on() -> None:
+    room = Room(busy=False)
+    room.endpoints["10.0.0.1:1"].max_model_len = 1000
+    room.endpoints["10.0.0.2:1"].take(BUSY)
+    long = room.ask(text="word " * 3000)
+    assert room.waiting == 1
+    assert (destination(room.ask().replies[-1]) or "").startswith("10.0.0.1:1")
+    room.has_room("10.0.0.2:1")
+    assert (destination((await later(long))[0]) or "").startswith("10.0.0.2:1")
+
+
+async def test_a_prompt_that_no_endpoint_fits_is_sent_to_be_refused_and_holds_nobody_up() -> None:
+    room = Room(busy=False)
+    for address in ("10.0.0.1:1", "10.0.0.2:1"):
+        room.endpoints[address].max_model_len = 1000
+        room.endpoints[address].take(Load(1, 0, 0))
+        room.endpoints[address].report = EngineReport(kv_usage=0.1, kv_capacity_tokens=2000, stale=False)
+    assert destination(room.ask(text="word " * 3000).replies[-1])
     assert room.waiting == 0
 
 

@@ -83,20 +83,39 @@ class Admission:
         self.queue.is_shared = is_shared
         for waiting in before:
             waiting.account = waiting.flow = None
-            waiting.lane = self.lane(waiting.lane.model, waiting.lane.subset, waiting.lane.tpot_ms)
+            lane = waiting.lane
+            waiting.lane = self.lane(lane.model, lane.subset, lane.tpot_ms, lane.context)
             if rules is None:
                 waiting.decide("go")
             else:
                 self._enter(waiting, now_s)
 
     def lane_of(self, model: str | None, subset: Collection[str] | None, request: RequestFacts) -> Lane:
-        """Of this request. It waits for a pace only where an idle endpoint would keep it: there waiting helps."""
+        """Of this request. It waits for a pace only where an idle endpoint would keep it: there waiting helps.
+
+        Nor does room at an endpoint that its prompt is too long for help it, and others need not wait behind it.
+        """
         tpot_ms = inf if request.slo is None else request.slo.tpot_ms
         if tpot_ms < inf and all(e.speed.decode_ms_per_token > tpot_ms for e in self.router.pool.serving(model)):
             tpot_ms = inf
-        return self.lane(model, subset, tpot_ms)
+        return self.lane(model, subset, tpot_ms, self._context(model, request.tokens))
 
-    def lane(self, model: str | None, subset: Collection[str] | None = None, tpot_ms: float = inf) -> Lane:
+    def _context(self, model: str | None, tokens: int) -> float:
+        """See `Lane.context`: the least that endpoints have of those whose context the prompt fits into."""
+        table = self.router.pool.table(model)
+        if table is not None and tokens <= table.shortest_length:
+            return 0
+        lengths = [inf if e._max_model_len is None else e._max_model_len for e in self.router.pool.serving(model)]
+        fit = [length for length in lengths if length >= tokens]
+        return 0 if len(fit) == len(lengths) else min(fit, default=0)
+
+    def lane(
+        self,
+        model: str | None,
+        subset: Collection[str] | None = None,
+        tpot_ms: float = inf,
+        context: float = 0,
+    ) -> Lane:
         """Of requests that ask for `model`."""
         pool = self.router.pool
         if pool is not self._pool:
@@ -107,12 +126,12 @@ class Admission:
             lane = Lane(known, self._groups.get(known or "", ""))
             if known == model:  # any client may name any model
                 self._lanes[model] = lane
-        if subset is None and tpot_ms == inf:
+        if subset is None and tpot_ms == inf and not context:
             return lane
         group = self.queue.groups.get(lane.group)
         if group is not None and sum(len(band.lanes) for band in group.bands.values()) >= _MOST_LANES:
             return lane
-        return Lane(lane.model, lane.group, None if subset is None else frozenset(subset), tpot_ms)
+        return Lane(lane.model, lane.group, None if subset is None else frozenset(subset), tpot_ms, context)
 
     def band(self, level: int) -> BandRules:
         return _NEVER if self.rules is None else self.rules.queue.band(level)
@@ -195,6 +214,7 @@ class Admission:
         if chosen is None or self.gate.has_room(chosen, lane.group, now_s, own=in_flight.load):
             return in_flight
         in_flight.withdraw(now_s)
+        lane = self.lane(request.model, subset, context=self._context(request.model, request.tokens))
         elsewhere = router.admit(request, self._roomiest(request, lane, now_s) or subset, now_s, others)
         if isinstance(elsewhere, Refusal) and elsewhere.reason == "slo_unmet":  # those with room are too slow
             return router.admit(request, subset, now_s, others)
@@ -283,7 +303,7 @@ class Admission:
         if since_s > now_s - PATIENCE_S:
             return
         for lane in self.queue.groups[group_name].bands[level].lanes:
-            addresses = {e.address for e in self.router.pool.serving(lane.model) if lane.may_go_to(e.address)}
+            addresses = {e.address for e in self.router.pool.serving(lane.model) if lane.may_go_to(e)}
             running = self.evictions.choose(group_name, level, addresses)
             if running is not None:
                 self._count(running.level, "evicted")

@@ -199,11 +199,15 @@ def answer_tokens(endpoint: Endpoint, request: RequestFacts) -> float:
 
 
 def _uncached(endpoint: Endpoint, tokens: int, cached: Mapping[str, int]) -> int:
+    """Tokens that it must have room for: none of a prompt that it refuses at once, as it could never hold it."""
+    length, capacity = endpoint._max_model_len, endpoint.report.kv_capacity_tokens
+    if (length is not None and tokens > length) or (capacity is not None and tokens > capacity):
+        return 0
     return max(0, tokens - cached.get(endpoint.address, 0)) if cached else tokens
 
 
 def _may_go(lane: Lane, endpoint: Endpoint) -> bool:
-    return endpoint.health.healthy and lane.may_go_to(endpoint.address)
+    return endpoint.health.healthy and lane.may_go_to(endpoint)
 
 
 def _keeps_pace(lane: Lane, endpoint: Endpoint) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
 
 Verdict = Literal["go", "full", "expired", "displaced", "shutting_down"]
@@ -23,9 +24,12 @@ class Lane(msgspec.Struct, frozen=True):
     group: str  # of models that some route connects
     subset: frozenset[str] | None = None  # of endpoints, where the gateway gave one
     tpot_ms: float = inf  # they wait for an endpoint that decodes at this pace
+    context: float = 0  # that their prompts need, where some endpoints have less; 0: any will do, or none has enough
 
-    def may_go_to(self, address: str) -> bool:
-        return self.subset is None or address in self.subset
+    def may_go_to(self, endpoint: Endpoint) -> bool:
+        if self.context and endpoint._max_model_len is not None and endpoint._max_model_len < self.context:
+            return False
+        return self.subset is None or endpoint.address in self.subset
 
 
 class Waiting:

@@ -58,7 +58,7 @@ def join_queue(
     wait_s = min(terms.longest_wait_s, services.admission.longest_useful_wait_s(lane, facts, now_s))
     otherwise = None
     if lane.tpot_ms < inf and facts.slo is not None and not facts.slo.refuses:
-        otherwise = services.admission.lane(lane.model, lane.subset), now_s + wait_s
+        otherwise = services.admission.lane(lane.model, lane.subset, context=lane.context), now_s + wait_s
         wait_s = services.admission.most_for_pace_s(facts, wait_s)
     waiting = exchange.waiting = Waiting(
         lane,
