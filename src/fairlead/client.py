@@ -38,6 +38,7 @@ QUESTION_ID: Final = names.QUESTION_ID.decode()
 
 Stopped = Literal["right", "attempts", "alike"]
 
+_BROKEN: Final = (httpx.TransportError, httpx.DecodingError)  # nothing came, or a part, or what cannot be unpacked
 _BUSY: Final = frozenset({408, 425, 429})  # the client's request was fine; every 5xx counts as busy too
 _PASSING: Final = frozenset({"id", "call_id", "item_id", "logprobs"})  # keys that differ in answers that are alike
 _TIMEOUT: Final = httpx.Timeout(600.0, connect=10.0)  # long prompts take minutes; a dead host should not
@@ -149,10 +150,10 @@ def ask(
         while True:
             started = time.perf_counter()
             try:
-                response: httpx.Response | httpx.TransportError = client.post(
+                response: httpx.Response | httpx.RequestError = client.post(
                     path, content=loop.content, headers=loop.headers()
                 )
-            except httpx.TransportError as error:
+            except _BROKEN as error:
                 response = error
             answer = loop.judge(response, _ms_since(started))
             if answer is not None:
@@ -182,10 +183,10 @@ async def ask_async(
         while True:
             started = time.perf_counter()
             try:
-                response: httpx.Response | httpx.TransportError = await client.post(
+                response: httpx.Response | httpx.RequestError = await client.post(
                     path, content=loop.content, headers=loop.headers()
                 )
-            except httpx.TransportError as error:
+            except _BROKEN as error:
                 response = error
             answer = loop.judge(response, _ms_since(started))
             if answer is not None:
@@ -240,14 +241,14 @@ class _Loop:
             headers[ATTEMPTED_MODELS] = ", ".join(attempted)
         return headers
 
-    def judge(self, response: httpx.Response | httpx.TransportError, duration_ms: float) -> Answer | None:
+    def judge(self, response: httpx.Response | httpx.RequestError, duration_ms: float) -> Answer | None:
         """The final answer, or None to send again after `wait_ms`."""
         self.wait_ms = 0.0
         if isinstance(response, httpx.ConnectError | httpx.ConnectTimeout):
             self._unreached_in_a_row += 1 if isinstance(response, httpx.ConnectError) else 2  # seconds, not at once
         else:
             self._unreached_in_a_row = 0
-        if isinstance(response, httpx.TransportError):
+        if isinstance(response, httpx.RequestError):
             self._fault(str(response) or type(response).__name__, None, duration_ms, None)
             return None
         status = response.status_code
@@ -322,7 +323,10 @@ def _check(text: Callable[[str], bool] | None, response: Callable[[Mapping[str, 
 def _essence(response: Mapping[str, Any]) -> bytes:
     """What an answer says, without what differs each time."""
     said = {key: response[key] for key in ("choices", "output", "content") if key in response}
-    return json.dumps(_without_passing(said), sort_keys=True).encode()
+    try:
+        return json.dumps(_without_passing(said), sort_keys=True).encode()
+    except RecursionError:  # a model that never closes the brackets of a tool's input: taken for like no other
+        return uuid.uuid4().bytes
 
 
 def _without_passing(value: Any) -> Any:
@@ -343,7 +347,7 @@ def _ms_since(started: float) -> float:
 def _parsed(response: httpx.Response) -> dict[str, Any] | None:
     try:
         parsed = response.json()
-    except ValueError:  # not JSON, or not even text
+    except (ValueError, RecursionError):  # not JSON, not even text, or nested without end
         return None
     return parsed if isinstance(parsed, dict) else None
 
@@ -364,7 +368,7 @@ def _retry_after_ms(value: str | None) -> float | None:
         return float(value) * 1000
     try:
         at = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # a year or a time zone of twenty digits
         return None
     return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds() * 1000)
 

@@ -80,6 +80,29 @@ def test_a_body_that_is_not_json_is_a_fault(server: Script) -> None:
     assert ask(server.url, BODY, right, retry=QUICK).faults[0].cause == "200 with a body that is not a JSON object"
 
 
+def test_a_body_that_cannot_be_unpacked_or_is_nested_without_end_is_a_fault(server: Script) -> None:
+    packed = Reply(body=b"{}", headers={"content-encoding": "gzip"})
+    server.replies(packed, Reply(body=b'{"choices": ' + b"[" * 100_000)).answers(("42", "small"))
+    assert len(ask(server.url, BODY, right, retry=QUICK).faults) == 2
+
+
+async def test_the_async_loop_takes_what_cannot_be_unpacked_for_a_fault(server: Script) -> None:
+    server.replies(Reply(body=b"{}", headers={"content-encoding": "gzip"})).answers(("42", "small"))
+    assert len((await ask_async(server.url, BODY, right, retry=QUICK)).faults) == 1
+
+
+def test_an_answer_nested_too_deep_to_be_compared_is_like_no_other(server: Script) -> None:
+    nested = b'{"content": [{"type": "tool_use", "input": ' + b"[" * 600 + b"]" * 600 + b"}]}"
+    server.replies(Reply(body=nested))
+    assert ask(server.url, BODY, right, retry=Retry(max_attempts=4)).stopped == "attempts"
+
+
+@pytest.mark.parametrize("wait", ["1 Jan 2024 00:00:00 +99999999999999999999", "1 Jan 99999999999999999999 00:00"])
+def test_a_retry_after_that_is_no_time_counts_as_none(server: Script, wait: str) -> None:
+    server.replies(Reply(503, headers={"retry-after": wait})).answers(("42", "small"))
+    assert ask(server.url, BODY, right, retry=QUICK).correct
+
+
 def test_faults_end_in_an_error_that_says_what_happened_last(server: Script) -> None:
     server.replies(Reply(503, b'{"error": {"message": "no endpoint"}}'))
     with pytest.raises(UnavailableError, match="no answer after 3 faults; last fault: 503: no endpoint") as caught:
