@@ -33,9 +33,6 @@ import httpx
 from fairlead.api import headers as names
 from fairlead.api.paths import CHAT_COMPLETIONS
 
-ATTEMPTED_MODELS: Final = names.ATTEMPTED_MODELS.decode()
-QUESTION_ID: Final = names.QUESTION_ID.decode()
-
 Stopped = Literal["right", "attempts", "alike"]
 
 _BROKEN: Final = (httpx.TransportError, httpx.DecodingError)  # nothing came, or a part, or what cannot be unpacked
@@ -218,11 +215,11 @@ class _Loop:
             raise ValueError('"stream" is true; a stream cannot be judged before it ends, so leave it out')
         self.content = json.dumps(body, ensure_ascii=False).encode()
         self.wait_ms = 0.0
-        self._headers = {"content-type": "application/json"}
+        self._headers = {b"content-type": b"application/json"}
         if session_id is not None:
-            self._headers[names.SESSION_ID.decode()] = session_id
+            self._headers[names.SESSION_ID] = session_id.encode()
         if request_id is not None:
-            self._headers[names.REQUEST_ID.decode()] = request_id
+            self._headers[names.REQUEST_ID] = request_id.encode()
         self._check = check
         self._retry = retry
         self._attempts: list[Attempt] = []
@@ -233,12 +230,14 @@ class _Loop:
         self._said: dict[str, dict[bytes, int]] = {}  # by model, how often it gave each wrong answer
         self._started = time.perf_counter()
 
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> dict[bytes, bytes]:
+        """In UTF-8, as the names of models come: httpx would refuse letters beyond ASCII in a `str`."""
         is_last = len(self._attempts) + 1 == self._retry.max_attempts  # the log cannot show whether its answer is right
-        headers = {**self._headers, QUESTION_ID: f"{self._question_id};last" if is_last else self._question_id}
+        question = f"{self._question_id};last" if is_last else self._question_id
+        headers = {**self._headers, names.QUESTION_ID: question.encode()}
         attempted = [attempt.model for attempt in self._attempts if attempt.model]
         if attempted:
-            headers[ATTEMPTED_MODELS] = ", ".join(attempted)
+            headers[names.ATTEMPTED_MODELS] = ", ".join(attempted).encode()
         return headers
 
     def judge(self, response: httpx.Response | httpx.RequestError, duration_ms: float) -> Answer | None:

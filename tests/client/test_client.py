@@ -46,6 +46,12 @@ def test_fairleads_headers_name_the_model_the_endpoint_and_the_decision(server: 
     assert server.attempted() == [None, "granite"]
 
 
+def test_a_models_name_may_have_letters_beyond_ascii(server: Script) -> None:
+    server.answers(("41", "modèle"), ("42", "small"))
+    assert ask(server.url, BODY, right, session_id="séance").correct
+    assert server.asked[1].headers["x-fairlead-attempted-models"].encode("latin-1") == "modèle".encode()
+
+
 def test_after_max_attempts_the_last_answer_comes_back_censored(server: Script) -> None:
     server.answers(("1", "a"), ("2", "b"), ("3", "c"), ("42", "d"))
     answer = ask(server.url, BODY, right, retry=Retry(max_attempts=3))
