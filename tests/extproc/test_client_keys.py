@@ -74,6 +74,11 @@ def test_a_key_that_is_revoked_while_the_file_is_first_read_is_not_known_for_goo
     assert [known.allow({b"x-api-key": key}) for key in (b"key", b"new")] == [False, True]
 
 
+def test_the_hash_of_no_key_is_a_mistake_as_it_would_let_everybody_in(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"clients:2: this is the SHA-256 of no key at all"):
+        keys(tmp_path / "clients", f"bob {DIGEST}\nalice {sha256(b'').hexdigest()}\n")
+
+
 def test_a_change_is_read_once_and_a_mistake_leaves_the_last_keys(tmp_path: Path) -> None:
     known = keys(tmp_path / "clients", f"alice {DIGEST}\n")
     assert not known.refresh()

@@ -18,6 +18,7 @@ from fairlead.extproc.headers import Headers
 from fairlead.files import Stamp, stamp_of
 
 _BEARER: Final = re.compile(rb"bearer +(.+)", re.IGNORECASE)
+_OF_NOTHING: Final = sha256(b"").digest()
 _LINE: Final = re.compile(r"(\S+)\s+([0-9a-fA-F]{64})")
 
 
@@ -65,5 +66,8 @@ def _read(path: Path) -> dict[bytes, bytes]:
             raise UserError(f"clients.keys: {path}:{number}: {message}")
         if found is not None:
             digest = bytes.fromhex(found[2])
+            if digest == _OF_NOTHING:  # `printf %s "$key"` in a shell that has no `key`
+                message = "this is the SHA-256 of no key at all, which every request without one shows; hash the key"
+                raise UserError(f"clients.keys: {path}:{number}: {message}")
             digests[digest] = digest
     return digests
