@@ -47,6 +47,12 @@ async def test_without_a_file_the_port_only_reads_and_says_what_to_do() -> None:
         assert (await admin.get("/debug/status")).status == 200
 
 
+def test_a_token_of_any_bytes_is_only_a_wrong_one(file: Path) -> None:
+    refusal = AdminToken(file).refusal(b"Bearer \xff\xfe".decode(errors="surrogateescape"))  # as aiohttp reads headers
+    assert refusal is not None
+    assert refusal[0] == 401
+
+
 async def test_with_the_token_an_action_is_done(admin: Client) -> None:
     assert (await drain(admin, TOKEN))[0] == 200
 

@@ -41,7 +41,7 @@ class AdminToken:
         except UserError as error:
             return 503, str(error)
         sent = _BEARER.fullmatch(authorization)
-        if sent is not None and hmac.compare_digest(sent[1].encode(), wanted):
+        if sent is not None and hmac.compare_digest(sent[1].encode(errors="surrogateescape"), wanted):
             return None
         return 401, "send the token of listen.admin_token_file, as authorization: Bearer TOKEN"
 
