@@ -77,6 +77,13 @@ def test_headers_that_nobody_vouches_for_are_not_read_and_are_removed_by_envoy(v
     assert ("remove: x-llm-d-model-name-rewrite" in removed) is not believed
 
 
+def test_the_configured_header_names_the_tenant_whatever_a_fairness_id_says() -> None:
+    config = parse(POOL + "tenants: {header: X-Tenant, vouched_by: us}\nadmission: {vouched_by: us}\n")
+    naming = naming_of(config)
+    assert naming.tenant({b"x-tenant": b"acme", b"x-llm-d-inference-fairness-id": b"another"}) == b"acme"
+    assert naming.tenant({b"x-gateway-inference-fairness-id": b"t"}) == b"t"
+
+
 def test_an_objective_names_a_level_of_its_own_or_a_configured_one() -> None:
     config = parse(POOL + f"admission: {{priorities: {PRIORITIES}, vouched_by: us}}\n")
     objectives = {"gold": 20, "also-chat": 10, "spare": -7}

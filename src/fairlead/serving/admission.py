@@ -112,7 +112,7 @@ def naming_of(config: Config, objectives: Objectives | None = None) -> Naming:
         default=0 if admission.default is None else own_levels[admission.default],
         of_routes={route: own_levels[name] for route, name in admission.routes.items()},
         priority_headers=(*own, *names.OBJECTIVE) if vouched else (),
-        tenant_headers=(*names.FAIRNESS_ID, *tenant) if vouched else tenant,
+        tenant_headers=(*tenant, *names.FAIRNESS_ID) if vouched else tenant,
         slos={route: _slo_of(objective) for route, objective in admission.slo.items()},
         believes_slos=vouched,
     )
