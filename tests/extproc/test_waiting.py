@@ -221,6 +221,18 @@ async def test_who_waits_too_long_is_told_when_to_come_back() -> None:
     assert room.is_clean()
 
 
+async def test_those_whose_time_is_over_at_once_are_told_in_steps_between_which_others_are_served() -> None:
+    room = Room()
+    asked = [room.ask() for _ in range(150)]
+    room.clock.now_s += 31
+    left = []
+    while room.waiting:
+        room.services.waiting._release()
+        left.append(room.waiting)
+    assert left == [86, 22, 0]
+    assert {refused((await later(each))[0]) for each in asked} == {(429, "rejected-ttl-expired", 1)}
+
+
 async def test_a_client_may_shorten_its_wait() -> None:
     room = Room()
     hasty, patient = room.ask(x_llm_d_inference_ttl="2s"), room.ask(x_llm_d_inference_ttl="10m")

@@ -29,7 +29,7 @@ from fairlead.core.pool import Pool
 from fairlead.core.router import Router
 from fairlead.core.slo import least_first_token_ms
 
-AT_ONCE: Final = 64  # requests released in one step
+AT_ONCE: Final = 64  # requests released in one step, and as many refused whose time is over
 _MOST_LANES: Final = 64  # of one group, with something waiting: subsets beyond them wait as if they had none
 _FOR_PACE: Final = 0.5  # of its longest wait; the rest is for an endpoint with room
 _LEAST_RETRY_S, _MOST_RETRY_S = 1, 120
@@ -263,7 +263,8 @@ class Admission:
 
     def release(self, now_s: float) -> bool:
         """Give endpoints to those who are next, as far as there is room. Whether there may be more to do at once."""
-        for waiting in self.queue.expire(now_s):
+        over = self.queue.expire(now_s, AT_ONCE)  # clients may choose one moment for thousands
+        for waiting in over:
             if waiting.otherwise is None:
                 self._decide(waiting, "expired", now_s)
             else:
@@ -295,7 +296,7 @@ class Admission:
                 finally:
                     self.queue.charge(taken, took_ms, now_s)
             self._evict_for(group, now_s)
-        return not left
+        return not left or len(over) == AT_ONCE
 
     def _evict_for(self, group_name: str, now_s: float) -> None:
         """End one answer below the highest level that waits, if that has waited for long enough."""

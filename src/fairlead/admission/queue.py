@@ -222,10 +222,10 @@ class WaitQueue:
         self._drop_empty(group, band)
         return True
 
-    def expire(self, now_s: float) -> list[Waiting]:
-        """Those whose time is over, taken out."""
-        over = []
-        while self._deadlines and (self._deadlines[0][2].account is None or self._deadlines[0][0] <= now_s):
+    def expire(self, now_s: float, most: float = inf) -> list[Waiting]:
+        """Those whose time is over, taken out; `most` of them, and the others when it is asked again."""
+        over: list[Waiting] = []
+        while len(over) < most and self.next_deadline_s <= now_s:
             waiting = heappop(self._deadlines)[2]
             if self.remove(waiting):
                 over.append(waiting)
