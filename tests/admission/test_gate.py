@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import pytest
 
 from fairlead.admission.gate import Gate, engine_ms
 from fairlead.admission.waiting import Lane
@@ -115,6 +116,15 @@ def test_the_bound_follows_the_usual_prefill_where_none_is_configured() -> None:
         gate.began("m", 2000.0)
     assert gate.bound_ms("m") == 8000.0
     assert gate.bound_ms("another") == 1000.0
+
+
+def test_a_prompt_that_no_engine_answered_was_no_usual_one() -> None:
+    gate = gate_of([busy()])
+    for _ in range(1000):
+        gate.began("m", 2000.0)
+    gate.began("m", 1e6)
+    gate.refused("m", 1e6)
+    assert gate.bound_ms("m") == pytest.approx(8000.0)
 
 
 def least_wait_that_closes_ms(gate: Gate, share: float, *, gives_way: bool = False) -> float:

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.admission.admission import Admission, Rules
+from fairlead.admission.gate import LEAST_BOUND_MS
 from fairlead.admission.limits import BandRules, Limits, QueueRules
 from fairlead.core.endpoint import Speed
 from fairlead.core.load import Load
@@ -355,6 +356,33 @@ async def test_a_prompt_that_no_endpoint_fits_is_sent_to_be_refused_and_holds_no
         room.endpoints[address].report = EngineReport(kv_usage=0.1, kv_capacity_tokens=2000, stale=False)
     assert destination(room.ask(text="word " * 3000).replies[-1])
     assert room.waiting == 0
+
+
+@pytest.mark.parametrize("ends", [(response_headers(400), response_trailers()), (response_headers(503, end=True),), ()])
+async def test_long_prompts_that_no_engine_answers_let_no_more_wait_at_engines(
+    ends: tuple[pb.ProcessingRequest, ...],
+) -> None:
+    room = Room(busy=False)
+    room.use(Rules(QueueRules(bands=BANDS)))
+    gate = room.services.admission.gate
+    room.ask().say(response_headers(), response_trailers())
+    for number in range(20):
+        long = room.ask(text=f"{number} " + "word " * 100_000)
+        long.say(*ends)
+        long.stream.close()
+    assert gate.bound_ms("small") == LEAST_BOUND_MS
+    room.endpoints["10.0.0.1:1"].max_model_len = room.endpoints["10.0.0.2:1"].max_model_len = 1000
+    room.ask(text="word " * 100_000)
+    assert gate.bound_ms("small") == LEAST_BOUND_MS
+
+
+async def test_a_prompt_that_is_too_long_waits_as_the_longest_would_and_not_for_its_tokens() -> None:
+    room = Room()
+    for address in ("10.0.0.1:1", "10.0.0.2:1"):
+        room.endpoints[address].max_model_len = 1000
+    room.ask(text="word " * 100_000)
+    (group,) = room.services.admission.queue.groups.values()
+    assert group.bands[0].waiting_ms < 1000 * 0.1 + 256 * 20.0 + 1
 
 
 async def test_an_engine_that_refuses_makes_the_next_ones_wait() -> None:

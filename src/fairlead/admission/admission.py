@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from fairlead.admission.eviction import PATIENCE_S, Evictions
-from fairlead.admission.gate import Gate, answer_tokens, engine_ms
+from fairlead.admission.gate import Gate, answer_tokens, engine_ms, is_refused_at_once
 from fairlead.admission.limits import BandRules, QueueRules
 from fairlead.admission.queue import WaitQueue
 from fairlead.admission.recent_levels import RecentLevels
@@ -226,8 +226,16 @@ class Admission:
         if endpoint is None:
             return 0.0
         took_ms, prefill_ms = engine_ms(endpoint, in_flight.request, in_flight.decision.cached_tokens)
-        self.gate.began(self._groups.get(endpoint.model, ""), prefill_ms)
+        if not is_refused_at_once(endpoint, in_flight.request.tokens):
+            self.gate.began(self._groups.get(endpoint.model, ""), prefill_ms)
         return took_ms
+
+    def refused(self, in_flight: InFlight) -> None:
+        """It ended, and no engine has answered it: clients must not say for nothing how long prompts usually take."""
+        endpoint = self.router.pool.by_address.get(in_flight.address)
+        if endpoint is not None and not is_refused_at_once(endpoint, in_flight.request.tokens):
+            _, prefill_ms = engine_ms(endpoint, in_flight.request, in_flight.decision.cached_tokens)
+            self.gate.refused(self._groups.get(endpoint.model, ""), prefill_ms)
 
     def engine_ms(self, in_flight: InFlight) -> float:
         """The engine time that a request takes where it was sent."""
@@ -236,7 +244,8 @@ class Admission:
 
     def expected_ms(self, lane: Lane, request: RequestFacts) -> float:
         """The engine time in ms that a request would take, as far as is known before it has an endpoint."""
-        endpoint = next(iter(self.router.pool.serving(lane.model)), None)
+        serving = self.router.pool.serving(lane.model)
+        endpoint = next((e for e in serving if lane.may_go_to(e)), None)
         return 1.0 if endpoint is None else max(1.0, engine_ms(endpoint, request, 0)[0])
 
     def expected_answer_tokens(self, model: str | None, request: RequestFacts) -> float:

@@ -75,6 +75,11 @@ class Gate:
         usual_ms = self._usual_ms.get(group, prefill_ms)
         self._usual_ms[group] = usual_ms + _WEIGHT * (prefill_ms - usual_ms)
 
+    def refused(self, group: str, prefill_ms: float) -> None:
+        """No engine answered what `began`: its prompt is not one of the usual ones."""
+        usual_ms = self._usual_ms.get(group, 0.0)
+        self._usual_ms[group] = max(0.0, usual_ms - _WEIGHT * prefill_ms) / (1 - _WEIGHT)
+
     def is_open(
         self,
         lane: Lane,
@@ -183,10 +188,11 @@ def engine_ms(endpoint: Endpoint, request: RequestFacts, cached_tokens: int) -> 
     """Time of the engine that a request takes there, and how much of it is its prefill.
 
     Prefills come one after the other. A token is decoded in one step with all others of the batch, so it costs its
-    share of the step and what it slows the step by.
+    share of the step and what it slows the step by. A prompt that is too long takes no more than the longest would.
     """
-    speed = endpoint.speed
-    prefill_ms = speed.prefill_ms(request.tokens, cached_tokens)
+    speed, length = endpoint.speed, endpoint._max_model_len
+    tokens = request.tokens if length is None or request.tokens < length else length
+    prefill_ms = speed.prefill_ms(tokens, cached_tokens)
     share = 1 / max(1, endpoint._load.inflight_requests) + speed.batch_slowdown
     decode_ms = answer_tokens(endpoint, request) * speed.decode_ms_per_token * min(1.0, share)
     return prefill_ms + decode_ms, prefill_ms
@@ -198,10 +204,15 @@ def answer_tokens(endpoint: Endpoint, request: RequestFacts) -> float:
     return usual if limit is None or limit >= usual else limit
 
 
-def _uncached(endpoint: Endpoint, tokens: int, cached: Mapping[str, int]) -> int:
-    """Tokens that it must have room for: none of a prompt that it refuses at once, as it could never hold it."""
+def is_refused_at_once(endpoint: Endpoint, tokens: int) -> bool:
+    """Whether it could never hold a prompt of so many tokens, and says so without computing any."""
     length, capacity = endpoint._max_model_len, endpoint.report.kv_capacity_tokens
-    if (length is not None and tokens > length) or (capacity is not None and tokens > capacity):
+    return (length is not None and tokens > length) or (capacity is not None and tokens > capacity)
+
+
+def _uncached(endpoint: Endpoint, tokens: int, cached: Mapping[str, int]) -> int:
+    """Tokens that it must have room for: none of a prompt that it refuses at once."""
+    if is_refused_at_once(endpoint, tokens):
         return 0
     return max(0, tokens - cached.get(endpoint.address, 0)) if cached else tokens
 

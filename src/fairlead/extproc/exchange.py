@@ -111,6 +111,8 @@ class Exchange:
             return
         self.in_flight = None
         self._settle_charge(outcome.code)
+        if services.waiting.is_on and outcome.code >= CLIENT_ERROR:
+            services.admission.refused(in_flight)
         ended = Ended(
             in_flight.request,
             in_flight.decision,
