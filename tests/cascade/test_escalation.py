@@ -288,3 +288,35 @@ async def test_a_larger_model_is_asked_with_the_clients_keys_and_nothing_else_of
     assert (sent["x-api-key"], sent["x-tenant"], sent["authorization"]) == ("k1", "t", "a")
     assert sent["x-session-id"].startswith("s/")
     assert "cookie" not in sent
+
+
+async def test_as_many_as_are_held_may_wait_for_a_larger_model_at_one_time(endpoint: Endpoint) -> None:
+    """A slow larger model keeps a connection for each; neither a further request nor its judge may wait for one."""
+    many, came, all_came = 120, 0, asyncio.Event()
+
+    async def together(_: dict[str, Any]) -> str:
+        nonlocal came
+        came += 1
+        if came == many:
+            all_came.set()
+        await all_came.wait()
+        return "large"
+
+    counts = CascadeCounts()
+    escalation = Escalation(await endpoint(together), counts, time.perf_counter)
+    await escalation.open()
+    escalation.judges = {"answer": FunctionJudge(zero)}
+    body = msgspec.json.encode({"model": "answer", "messages": [{"role": "user", "content": "?"}]})
+    route = msgspec.structs.replace(ROUTE, models=("small", "large"), thresholds=(70.0,), deadline_s=20.0)
+    entry = Entry(route, 0, "/v1/chat/completions", body, False, False)
+    try:
+        settled = await asyncio.gather(
+            *(escalation.settle(entry, {}, b"r", first("small"), time.perf_counter()) for _ in range(many))
+        )
+    finally:
+        await escalation.close()
+    assert ({one.stage for one in settled}, counts.passed) == ({2}, {})
+
+
+async def zero(_: Mapping[str, Any], __: str) -> float:
+    return 0.0

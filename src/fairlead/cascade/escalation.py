@@ -97,7 +97,9 @@ class Escalation:
 
     async def open(self) -> None:
         """Make the HTTP session, which needs a running event loop."""
-        self.session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False)
+        connector = aiohttp.TCPConnector(limit=0)  # `_MOST_HELD` and the samples bound how many there are
+        timeout = aiohttp.ClientTimeout(total=None)
+        self.session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 
     async def close(self) -> None:
         """Stop background tasks and close the connections."""
