@@ -290,6 +290,33 @@ async def test_a_larger_model_is_asked_with_the_clients_keys_and_nothing_else_of
     assert "cookie" not in sent
 
 
+async def test_a_gateway_that_compresses_where_it_may_and_sets_cookies_is_asked_for_neither() -> None:
+    """An answer that is compressed is read by nobody here, and a cookie that came for one client is not another's."""
+    cookies: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        cookies.append(request.headers.get("cookie"))
+        response = web.Response(body=first("large"), content_type="application/json")
+        response.enable_compression()
+        response.set_cookie("whose", "the first client's")
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    async with TestServer(app, host="localhost") as server:
+        escalation = Escalation(f"http://localhost:{server.port}", CascadeCounts(), time.perf_counter)
+        await escalation.open()
+        escalation.judges = {"answer": FunctionJudge(zero)}
+        body = msgspec.json.encode({"model": "answer", "messages": [{"role": "user", "content": "?"}]})
+        route = msgspec.structs.replace(ROUTE, models=("small", "large"), thresholds=(70.0,))
+        entry = Entry(route, 0, "/v1/chat/completions", body, False, False)
+        for _ in range(2):
+            settled = await escalation.settle(entry, {}, b"r", first("small"), time.perf_counter())
+            assert (text_of(settled), escalation.counts.passed) == ("large", {})
+        await escalation.close()
+    assert cookies == [None, None]
+
+
 async def test_as_many_as_are_held_may_wait_for_a_larger_model_at_one_time(endpoint: Endpoint) -> None:
     """A slow larger model keeps a connection for each; neither a further request nor its judge may wait for one."""
     many, came, all_came = 120, 0, asyncio.Event()

@@ -99,7 +99,13 @@ class Escalation:
         """Make the HTTP session, which needs a running event loop."""
         connector = aiohttp.TCPConnector(limit=0)  # `_MOST_HELD` and the samples bound how many there are
         timeout = aiohttp.ClientTimeout(total=None)
-        self.session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+        self.session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=timeout,
+            headers={"accept-encoding": "identity"},  # compressed answers are not read
+            cookie_jar=aiohttp.DummyCookieJar(),  # one client's are not another's
+            auto_decompress=False,
+        )
 
     async def close(self) -> None:
         """Stop background tasks and close the connections."""
