@@ -257,10 +257,10 @@ class Escalation:
         for name in (*PASSED_ON, *self.passed_on, *self._session_headers):
             value = headers.get(name.encode())
             if value:
-                inner[name] = value.decode("latin-1")
+                inner[name] = value.decode(errors="replace")  # UTF-8, as aiohttp writes it
         if trace is not None and trace.traceparent:
             inner["traceparent"] = trace.traceparent  # below the client's request in its trace
-        return inner | {names.REQUEST_ID.decode(): request_id.decode("latin-1")}
+        return inner | {names.REQUEST_ID.decode(): request_id.decode(errors="replace")}
 
 
 def body_for(entry: Entry, model: str) -> bytes | None:
