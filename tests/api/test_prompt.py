@@ -158,3 +158,34 @@ def test_what_a_user_says_beside_an_image_is_the_users_text() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1000}}
     prompt = read(messages=[{"role": "user", "content": [{"type": "text", "text": "何？"}, image]}])
     assert prompt.user_text == '"何？"'.encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "several"),
+    [
+        ("/v1/chat/completions", {"messages": []}, False),
+        ("/v1/chat/completions", {"messages": [], "n": 1}, False),
+        ("/v1/chat/completions", {"messages": [], "n": None}, False),
+        ("/v1/chat/completions", {"messages": [], "n": 2}, True),
+        ("/v1/completions", {"prompt": "a", "best_of": 3}, True),
+        ("/v1/completions", {"prompt": ['one, ["two"], three']}, False),
+        ("/v1/completions", {"prompt": ["one", "two"]}, True),
+        ("/v1/completions", {"prompt": [1, 2]}, False),
+        ("/v1/completions", {"prompt": [[1, 2]]}, False),
+        ("/v1/completions", {"prompt": [[1, 2], [3]]}, True),
+        ("/generate", {"text": ["one", "two"]}, True),
+        ("/generate", {"input_ids": [[1], [2]]}, True),
+        ("/generate", {"text": "one", "sampling_params": {"n": 4}}, True),
+        ("/generate", {"text": "one", "sampling_params": {"max_new_tokens": 4}}, False),
+        ("/v1/chat/completions/batch", {"messages": [[{"role": "user", "content": "a"}]] * 2}, True),
+    ],
+)
+@pytest.mark.parametrize("layout", [None, (",", ":"), 2], ids=["python", "compact", "indented"])
+def test_an_answer_of_several_texts_is_known_by_its_request(
+    path: str, body: dict[str, Any], several: bool, layout: tuple[str, str] | int | None
+) -> None:
+    indent, separators = (layout, None) if isinstance(layout, int) else (None, layout)
+    written = json.dumps({"model": "m"} | body, indent=indent, separators=separators).encode()
+    prompt = parse(written, path)
+    assert isinstance(prompt, Prompt)
+    assert prompt.several is several

@@ -579,3 +579,18 @@ def test_an_engine_at_which_requests_take_turns_is_seen_to_be_one(pool: Pool) ->
     ]
     learn(pool, *turns)
     assert pool.endpoints[0].speed.batch_slowdown > 0.6
+
+
+def test_answers_of_several_texts_teach_neither_speed_nor_length(pool: Pool) -> None:
+    """Of `n: 8`, or of a list of prompts, tokens of all come in the time of one: mostly such answers, and decoding
+    looked seven times faster than it is, and an answer eight times longer."""
+    several = seen(completion_tokens=800, several=True)
+    learn(pool, *[seen()] * LEAST_SAMPLES, *[several] * 40)
+    speed = pool.endpoints[0].speed
+    assert speed.decode_ms_per_token == pytest.approx(10.0, rel=0.01)
+    assert speed.answer_tokens == 100.0
+
+
+def test_answers_of_several_texts_teach_how_tokens_are_counted(pool: Pool) -> None:
+    learner = learn(pool, *[seen(prompt_tokens=1500, several=True)] * 12)
+    assert learner.tokens["m"].rates[PROSE] == pytest.approx(1.5, rel=0.05)

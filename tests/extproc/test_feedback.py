@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -131,6 +132,18 @@ def test_the_first_event_with_text_has_one_token_though_later_ones_have_many(mon
     usage = b'data: {"choices":[],"usage":{"prompt_tokens": 9, "completion_tokens": 33}}\n\ndata: [DONE]\n\n'
     talk.say(response_body(usage, end=True))
     assert [each.first_tokens for each in seen] == [1]
+
+
+@pytest.mark.parametrize(("more", "several"), [({}, False), ({"n": 8}, True)])
+def test_an_answer_of_several_texts_is_learned_from_as_such(
+    more: dict[str, Any], several: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk, _, _ = conversation(messages_per_second=100.0)
+    seen: list[Observation] = []
+    monkeypatch.setattr(talk.services.learner, "observe", lambda each, _: seen.append(each))
+    talk.say(request_headers(), request_body(chat(**more)), response_headers())
+    talk.say(response_body(b'{"choices":[],"usage":' + USAGE + b"}", end=True))
+    assert [each.several for each in seen] == [several]
 
 
 def test_a_client_that_leaves_before_the_answer_is_heard_of_as_499() -> None:

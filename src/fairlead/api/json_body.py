@@ -16,6 +16,10 @@ Slice = msgspec.Raw | msgspec.UnsetType  # of the body, undecoded
 UNSET: Final = msgspec.UNSET
 NULL: Final = msgspec.Raw(b"null")
 _QUOTE: Final = ord('"')
+_BRACKET: Final = ord("[")
+_ONE: Final = (b"1", b"null")
+_BEFORE_NEXT: Final = {b'",': (b'"', b' "', b"\n", b"\r"), b"],": (b"[", b" [", b"\n", b"\r")}  # of prompts in a list
+_FIRST_BYTES: Final = 64
 _MOST_LIMIT_DIGITS: Final = 9
 _MOST_SHORT_BYTES: Final = 1 << 14  # of a value that is decoded: OpenAI's metadata has at most 16 pairs of 576
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -59,6 +63,8 @@ class Body(Reserved, gc=False):
     metadata: Slice = UNSET
     stream: Slice = UNSET
     stream_options: Slice = UNSET
+    n: Slice = UNSET
+    best_of: Slice = UNSET
 
 
 class OtherBody(Reserved, gc=False):
@@ -77,6 +83,7 @@ class OtherBody(Reserved, gc=False):
 class _Sampling(msgspec.Struct, gc=False):
     max_new_tokens: Slice = UNSET
     max_tokens: Slice = UNSET
+    n: Slice = UNSET
 
 
 class _Metadata(msgspec.Struct, gc=False):
@@ -120,16 +127,43 @@ def output_limit(read: Body) -> int | None:
     for value in (read.max_completion_tokens, read.max_output_tokens, read.max_tokens):
         if value is not UNSET and (limit := _limit(value)):
             return limit
-    if read.sampling_params is UNSET:
-        return None
-    try:
-        sampling = _decode_sampling(read.sampling_params)
-    except UNREADABLE:
+    sampling = _sampling(read)
+    if sampling is None:
         return None
     for value in (sampling.max_new_tokens, sampling.max_tokens):
         if value is not UNSET and (limit := _limit(value)):
             return limit
     return None
+
+
+def asks_for_several(read: Body) -> bool:
+    """Whether the answer is of several texts, which an engine makes at the same time: `n`, or a list of prompts."""
+    if read.n is read.best_of is read.prompt is read.text is read.input_ids is read.sampling_params is UNSET:
+        return False
+    if any(value is not UNSET and bytes(value) not in _ONE for value in (read.n, read.best_of)):
+        return True
+    if any(value is not UNSET and _are_several(value) for value in (read.prompt, read.text, read.input_ids)):
+        return True
+    sampling = _sampling(read)
+    return sampling is not None and sampling.n is not UNSET and bytes(sampling.n) not in _ONE
+
+
+def _are_several(prompts: msgspec.Raw) -> bool:
+    """Whether a list has several texts, or lists of token ids; a single text that quotes such a list counts, too."""
+    if memoryview(prompts)[0] != _BRACKET:
+        return False
+    written = bytes(prompts)
+    end = b"]," if written[1:_FIRST_BYTES].lstrip()[:1] == b"[" else b'",'
+    return end in written and any(end + after in written for after in _BEFORE_NEXT[end])
+
+
+def _sampling(read: Body) -> _Sampling | None:
+    if read.sampling_params is UNSET:
+        return None
+    try:
+        return _decode_sampling(read.sampling_params)
+    except UNREADABLE:
+        return None
 
 
 def _limit(value: msgspec.Raw) -> int | None:

@@ -19,6 +19,7 @@ from fairlead.api.json_body import (
     UNREADABLE,
     UNSET,
     Reserved,
+    asks_for_several,
     attempted,
     decode,
     decode_other,
@@ -62,6 +63,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     placed: tuple[Media, ...] = ()  # the first of the images and clips
     has_tools: bool = False
     adapter: str = ""  # that `lora_path` names, of the model (SGLang); empty: none, or no plain name
+    several: bool = False  # texts that the engine makes at the same time: their tokens came side by side
     reply: Span | None = None  # in the text: the end of all that the last assistant's message answers, and its own end
 
 
@@ -122,6 +124,7 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
         placed=placed(media, pieces) if media else (),
         has_tools=read.tools is not UNSET,
         adapter=adapter,
+        several=asks_for_several(read),
         reply=reply and reply_span(pieces, *reply, len(text)),
     )
 
@@ -151,7 +154,7 @@ def _parse_other(body: bytes, path: str, content_type: bytes) -> Prompt | Malfor
     if path not in TOKENIZER_PATHS:
         parts = (read.query, read.documents, read.text_1, read.text_2, read.messages, read.prompt, read.input)
         text = _SEPARATOR.join([part for part in parts if part is not UNSET])
-    return Prompt(model, text, text, 0, (), None, reserved)
+    return Prompt(model, text, text, 0, (), None, reserved, several=True)  # documents, or conversations
 
 
 def _parse_form(body: bytes, content_type: bytes) -> Prompt | Malformed:

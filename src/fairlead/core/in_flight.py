@@ -327,6 +327,7 @@ class InFlight:
             decoding_before=self._decoding_before,
             media=request.media,
             features=request.features,
+            several=request.several,
             engine_full=self._engine_full,
             ended_s=now_s,
         )
@@ -376,11 +377,11 @@ class InFlight:
     def _answer_ended(self, address: str, seen: Observation | None) -> None:
         """All of the prompt is in the cache there now; `seen` says how much of it was before."""
         placement, request = self._placement, self.request
-        tokens, reply = (None, None) if seen is None else (seen.prompt_tokens, seen.completion_tokens)
+        tokens, reply = (None, None) if seen is None or seen.several else (seen.prompt_tokens, seen.completion_tokens)
         placement.answer_ended(request, address, self._committed_s, tokens, reply)
         if seen is not None and self.from_elsewhere:
             self._learn_transfer(address, seen)
-        if seen is not None and seen.direct and seen.prompt_tokens:
+        if seen is not None and seen.direct and seen.prompt_tokens and not seen.several:
             said = placement.learn_cached(request, self.decision, self._held_before, seen.cached_tokens)
             if said and self.decision.credit is None:
                 expected_tokens = self.decision.cached_tokens * seen.prompt_tokens / max(1, request.tokens)

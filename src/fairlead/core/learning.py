@@ -60,6 +60,9 @@ class Learner:
             return
         if seen.features and seen.prompt_tokens:
             self.tokens_of(seen.model).add(seen.features, seen.prompt_tokens, seen.address)
+        self._unsettled.add(seen.model)
+        if seen.several:
+            return
         model = self.model_of(endpoint)
         engine = self.engines.setdefault((seen.address, seen.model), EngineTimes())
         engine.reports_cache |= bool(seen.cached_tokens)
@@ -73,7 +76,6 @@ class Learner:
             engine.add(work, model, configured)
         if seen.completion_tokens:
             model.answer_tokens.add(seen.completion_tokens)
-        self._unsettled.add(seen.model)
 
     def _learn_load(
         self, seen: Observation, work: Work, model: ModelTimes, engine: EngineTimes, configured: Ratios

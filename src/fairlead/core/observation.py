@@ -47,6 +47,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     engine_full: bool = False  # requests were seen to wait for room there
     media: int = 0  # images and the like in the prompt
     features: Features = ()  # of the prompt, see `core.token_model`
+    several: bool = False  # texts were made at the same time: its tokens are of all of them, its times of one
     ended_s: float = 0.0  # of the router's clock
     queued_attended_tokens: int = 0  # before those that waited, and before those of others that were prefilled:
     prefilled_attended_tokens: int = 0  # see `core.prefill_work`
