@@ -146,3 +146,21 @@ def asked(more: str, tenant: bytes = b"") -> RequestFacts:
     prompt = parse(body, "/v1/chat/completions")
     assert isinstance(prompt, Prompt)
     return make_facts(prompt, "m", tenant=tenant)
+
+
+@pytest.mark.parametrize(
+    "named",
+    ['"prompt_logprobs":0', '"prompt_logprobs":5', '"echo":true,"logprobs":1', '"logprob_start_len":0'],
+)
+def test_a_prompt_that_the_answer_tells_of_is_not_looked_for_in_caches(named: str) -> None:
+    """vLLM and SGLang compute all of it: a probability comes only with the computing."""
+    told = asked(f",{named}")
+    assert (told.prefix, told.turn, told.last_turn) == ((), None, None)
+    assert told.tokens == asked("").tokens
+
+
+@pytest.mark.parametrize(
+    "named", ['"prompt_logprobs":null', '"echo":false', '"logprobs":true', '"logprob_start_len":-1']
+)
+def test_what_is_told_of_the_answer_alone_changes_no_chain(named: str) -> None:
+    assert asked(f",{named}").prefix == asked("").prefix

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -230,3 +232,27 @@ def test_the_time_of_a_decision_begins_when_the_body_is_whole_and_reading_it_cou
     services.recorder.settle()
     assert services.recorder.decision_seconds.count == 1
     assert services.recorder.decision_seconds.sum == pytest.approx(0.02)
+
+
+def test_prompts_that_are_computed_whatever_is_cached_do_not_make_their_engine_look_forgetful() -> None:
+    """An evaluation's, by `prompt_logprobs`: the engine has them cached, and says of each that it read nothing."""
+    talk, _, clock = conversation(messages_per_second=1e5)
+    prompt = "The few shots of an evaluation. " * 500
+
+    def ask(cached_tokens: int, **more: Any) -> None:
+        one = Conversation(talk.services)
+        body = json.dumps({"model": "small", "prompt": prompt, **more}).encode()
+        one.say(request_headers(path="/v1/completions"), request_body(body), response_headers())
+        usage = {
+            "prompt_tokens": 4000,
+            "completion_tokens": 1,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        }
+        one.say(response_body(json.dumps({"usage": usage}).encode(), end=True))
+        clock.now_s += 5.0
+
+    for cached_tokens in (0, 3984, 3984):
+        ask(cached_tokens)
+    for _ in range(10):
+        ask(0, prompt_logprobs=1)
+    assert {each.value_s for each in talk.services.router.retentions.values()} == {math.inf}

@@ -87,6 +87,16 @@ def test_documents_are_sent_in_the_order_that_an_endpoint_holds_and_the_client_i
     assert second.told.endswith("dropped_tokens=0, order=12-11-1-2-3-4-5-6-7-8-9-10")
 
 
+def test_a_prompt_that_the_answer_tells_of_is_sent_as_it_came() -> None:
+    """Its client gets the probability of each of its tokens, or the prompt itself; and no cache is read for it."""
+    sidecar = Sidecar()
+    sidecar.send(ask([2, 1, *LONG]))
+    body = chat(ask([*LONG, 1, 2])).replace(b'"model": "m"', b'"model": "small", "prompt_logprobs": 1')
+    conversation = Conversation(sidecar.services)
+    (_, reply) = conversation.say(request_headers(), request_body(body))
+    assert not reply.request_body.response.HasField("body_mutation")
+
+
 def test_routing_sees_what_the_engine_sees() -> None:
     """The prefix index is asked for the changed prompt, so the second request counts as cached."""
     sidecar = Sidecar()

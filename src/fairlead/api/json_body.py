@@ -65,6 +65,9 @@ class Body(Reserved, gc=False):
     stream_options: Slice = UNSET
     n: Slice = UNSET
     best_of: Slice = UNSET
+    echo: Slice = UNSET
+    prompt_logprobs: Slice = UNSET
+    logprob_start_len: Slice = UNSET  # SGLang
 
 
 class OtherBody(Reserved, gc=False):
@@ -134,6 +137,17 @@ def output_limit(read: Body) -> int | None:
         if value is not UNSET and (limit := _limit(value)):
             return limit
     return None
+
+
+def asks_of_prompt(read: Body) -> bool:
+    """Whether the answer tells something of each token of the prompt: engines then compute all of it, cached or not."""
+    if read.prompt_logprobs is read.echo is read.logprob_start_len is UNSET:
+        return False
+    if read.prompt_logprobs is not UNSET and read.prompt_logprobs != NULL:
+        return True
+    if read.echo is not UNSET and bytes(read.echo) == b"true":
+        return True
+    return read.logprob_start_len is not UNSET and bytes(read.logprob_start_len).isdigit()
 
 
 def asks_for_several(read: Body) -> bool:

@@ -20,6 +20,7 @@ from fairlead.api.json_body import (
     UNSET,
     Reserved,
     asks_for_several,
+    asks_of_prompt,
     attempted,
     decode,
     decode_other,
@@ -63,6 +64,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     placed: tuple[Media, ...] = ()  # the first of the images and clips
     has_tools: bool = False
     adapter: str = ""  # that `lora_path` names, of the model (SGLang); empty: none, or no plain name
+    is_told: bool = False  # in the answer, or its tokens' probabilities: no cache is read for it
     several: bool = False  # texts that the engine makes at the same time: their tokens came side by side
     reply: Span | None = None  # in the text: the end of all that the last assistant's message answers, and its own end
 
@@ -124,6 +126,7 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
         placed=placed(media, pieces) if media else (),
         has_tools=read.tools is not UNSET,
         adapter=adapter,
+        is_told=asks_of_prompt(read),
         several=asks_for_several(read),
         reply=reply and reply_span(pieces, *reply, len(text)),
     )

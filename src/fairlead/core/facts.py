@@ -167,6 +167,8 @@ def make_facts(
         task,
         several=prompt.several,
     )
+    if prompt.is_told:
+        facts = msgspec.structs.replace(facts, prefix=(), turn=None, last_turn=None)
     return facts.seeded(prompt.adapter.encode()) if prompt.adapter else facts
 
 

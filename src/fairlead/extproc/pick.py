@@ -171,7 +171,7 @@ def _asked(services: Services, request: HttpRequest, read: Read) -> Asked | None
         if spans is None:
             return None
     has_adapter = prompt.adapter or services.router.pool.may_be_adapter(name)
-    if not services.reuse.has_rules or read.measured is not None or has_adapter:
+    if not services.reuse.has_rules or read.measured is not None or has_adapter or prompt.is_told:
         return Asked(name, route, prompt, spans, written=written)
     session_id, tenant = _session_id(services, request) or b"", request.headers.get(services.tenant_header, b"")
     began_s = services.clock_s()
