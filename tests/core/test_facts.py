@@ -164,3 +164,17 @@ def test_a_prompt_that_the_answer_tells_of_is_not_looked_for_in_caches(named: st
 )
 def test_what_is_told_of_the_answer_alone_changes_no_chain(named: str) -> None:
     assert asked(f",{named}").prefix == asked("").prefix
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        '"truncate_prompt_tokens":10', '"chat_template":"x"', '"prompt_embeds":"AAAA"', '"image_data":"https://a/b.png"',
+        '"previous_response_id":"resp_1"',
+    ],
+)  # fmt: skip
+def test_what_an_engine_cuts_or_adds_to_says_nothing_of_how_many_tokens_text_has(named: str) -> None:
+    """Where a third of a model's prompts were cut, all others were taken to be two thirds of what they are."""
+    assert asked("").features
+    assert asked(f",{named}").features == ()
+    assert asked(f",{named}").tokens == asked("").tokens

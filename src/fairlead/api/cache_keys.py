@@ -39,10 +39,15 @@ class CacheKeys(msgspec.Struct, gc=False):
     audio_data: _Slice = _UNSET
     input_embeds: _Slice = _UNSET  # SGLang
     prompt_embeds: _Slice = _UNSET  # vLLM
+    previous_response_id: _Slice = _UNSET  # the engine has what comes before
 
 
 _NAMES: Final = CacheKeys.__struct_fields__
 _values: Final = attrgetter(*_NAMES)
+_other_texts: Final = attrgetter(
+    "chat_template", "truncate_prompt_tokens", "image_data", "video_data", "audio_data", "input_embeds",
+    "prompt_embeds", "previous_response_id",
+)  # fmt: skip
 
 
 def cache_key(read: CacheKeys, adapter: str) -> bytes:
@@ -62,3 +67,8 @@ def cache_key(read: CacheKeys, adapter: str) -> bytes:
         if raw not in _SAME_AS_ABSENT and (name != "tool_choice" or raw == _NONE):
             parts.append(b"%b=%d:%b" % (name.encode(), len(raw), raw))  # with its length: no value can pass for two
     return b"".join(parts)
+
+
+def reads_otherwise(read: CacheKeys) -> bool:
+    """Whether the engine reads more than the prompt's text, or less: its tokens then say nothing of that text's."""
+    return any(value is not _UNSET and bytes(value) not in _SAME_AS_ABSENT for value in _other_texts(read))

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from fairlead.api.body_limits import MOST_ITEMS, MOST_NAME_CHARACTERS, OF_ANY, Limits
-from fairlead.api.cache_keys import cache_key
+from fairlead.api.cache_keys import cache_key, reads_otherwise
 from fairlead.api.json_body import (
     UNREADABLE,
     UNSET,
@@ -64,6 +64,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     placed: tuple[Media, ...] = ()  # the first of the images and clips
     has_tools: bool = False
     adapter: str = ""  # that `lora_path` names, of the model (SGLang); empty: none, or no plain name
+    is_all: bool = True  # that the engine reads; else it cuts the text, or reads what the text does not have
     is_told: bool = False  # in the answer, or its tokens' probabilities: no cache is read for it
     several: bool = False  # texts that the engine makes at the same time: their tokens came side by side
     reply: Span | None = None  # in the text: the end of all that the last assistant's message answers, and its own end
@@ -111,7 +112,7 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
         return TOO_MANY
     pieces, user_text, media, reply = found
     adapter = "" if read.lora_path is UNSET else _plain_name(read.lora_path)
-    text = _SEPARATOR.join(pieces)
+    text, key = _SEPARATOR.join(pieces), cache_key(read, adapter)
     return Prompt(
         read.model,
         text,
@@ -122,10 +123,11 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
         reserved,
         read.stream is not UNSET and bytes(read.stream) == b"true",
         read.stream_options is not UNSET and wants_usage(read.stream_options),
-        cache_key=cache_key(read, adapter),
+        cache_key=key,
         placed=placed(media, pieces) if media else (),
         has_tools=read.tools is not UNSET,
         adapter=adapter,
+        is_all=not (key and reads_otherwise(read)),
         is_told=asks_of_prompt(read),
         several=asks_for_several(read),
         reply=reply and reply_span(pieces, *reply, len(text)),

@@ -49,7 +49,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     question: bytes = b""  # as a client that checks its answers names it: the same for all attempts; for the log
     unread: bool = False  # its body was not read, so nothing but its model is known
     media: int = 0  # images and the like in the prompt
-    features: Features = ()  # what its tokens are counted by
+    features: Features = ()  # what its tokens are counted by; none where they are not those of its text alone
     spread: Spread | None = None  # of its tokens over its text; None: as of `block_tokens` everywhere
     turn: Turn | None = None  # the whole prompt, which its engine will have answered
     last_turn: Turn | None = None  # the conversation before its last answer, and that answer
@@ -160,7 +160,7 @@ def make_facts(
         question[:_MOST_QUESTION_BYTES],
         False,
         prompt.media,
-        features,
+        features if prompt.is_all else (),
         spread,
         measured.turn,
         measured.last_turn,
