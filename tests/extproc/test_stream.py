@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 from fairlead.core.candidates import Candidate
 from fairlead.core.facts import RequestFacts
 from fairlead.core.policy import Ranking
+from fairlead.core.pool import Pool
+from fairlead.core.router import Router
 from fairlead.extproc.pb import ext_proc_pb2 as pb
+from fairlead.policies import build_policy
 from fairlead.policies.registry import Rule
+from tests.core.world import make_endpoint
 from tests.extproc.world import (
     LIMIT_BYTES,
     Conversation,
@@ -31,6 +35,7 @@ from tests.extproc.world import (
     response_body,
     response_headers,
     response_trailers,
+    services_around,
     set_headers,
     streamed,
     with_subset,
@@ -332,6 +337,15 @@ def test_models_lists_models_and_routes() -> None:
     (reply,) = Conversation().say(request_headers("GET", "/v1/models?limit=5", end=True))
     listed = json.loads(reply.immediate_response.body)
     assert [entry["id"] for entry in listed["data"]] == ["small", "large", "auto"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models/org/tiny", "/v1/models/org%2Ftiny", "/v1/models/org%2ftiny/"])
+def test_a_model_with_a_slash_in_its_name_is_described_however_its_path_is_written(path: str) -> None:
+    """As OpenAI's own client for JavaScript, clients escape what they put into a path."""
+    pool = Pool([make_endpoint("10.0.0.1:1", "org/tiny")], {})
+    router = Router(pool, build_policy("fairlead", {}), fallbacks=0, rng=Random(0))
+    (reply,) = Conversation(services_around(router)).say(request_headers("GET", path, end=True))
+    assert json.loads(reply.immediate_response.body)["id"] == "org/tiny"
 
 
 def test_an_escaped_path_is_read_like_the_plain_one() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fairlead.api import refusals
-from fairlead.api.paths import MODELS
+from fairlead.api.paths import MODELS, plain_path
 from fairlead.api.refusals import HttpAnswer
 from fairlead.core.pool import Pool
 
 
 def models_answer(path: str, pool: Pool) -> HttpAnswer | None:
     """The list, or one model's entry, or 404 for an unknown one; None for any other path."""
-    path = path.partition("?")[0]
+    path = plain_path(path)  # clients escape the slash of `organisation/model`
     if path == MODELS:
         return refusals.json_answer({"object": "list", "data": [_entry(name, pool) for name in _names(pool)]})
     if path.startswith(f"{MODELS}/"):
