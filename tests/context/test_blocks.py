@@ -130,6 +130,15 @@ def test_other_json_has_no_blocks(text: str) -> None:
 # ---- when asked for -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("opens", "closes"), [("````markdown", "````"), ("~~~~", "~~~~~"), ("```", "```")])
+def test_code_that_shows_code_is_no_end_of_it(opens: str, closes: str) -> None:
+    """A page about Markdown: a fence ends at one as long as it, without a word; a comment inside is no heading."""
+    shown = "```python" if closes == "```" else "```python\n# a comment\n```"
+    code = f"{opens}\n{shown}\n# another\n{closes}"
+    text = f"# A\n{code}\n# B\nx\n# C\ny"
+    assert found(text, "markdown") == [[f"# A\n{code}", "# B\nx"]]
+
+
 def test_markdown_sections_are_blocks_only_when_asked_for_and_the_last_stays() -> None:
     text = "Intro\n# A\nx\n## A.1\ny\n# B\nz\n# Question\nwhy?"
     assert found(text) == []

@@ -241,7 +241,7 @@ def _json_name(item: bytes) -> bytes:
 # ---- only if configured
 # ------------------------------------------------------------------------------------------------
 
-_HEADING: Final = re.compile(rb"^(?:(#{1,6})[ \t]+\S[^\n]*\n|[ \t]*(```|~~~))", re.MULTILINE)
+_HEADING: Final = re.compile(rb"^(?:(#{1,6})[ \t]+\S[^\n]*\n|[ \t]*(`{3,}|~{3,})([^\n]*))", re.MULTILINE)
 _SEPARATOR: Final = re.compile(rb"^(?:-{3,}|={3,}|\*{3,})[ \t]*\n", re.MULTILINE)
 
 
@@ -250,8 +250,11 @@ def _markdown(text: bytes) -> list[Group]:
     headings: list[re.Match[bytes]] = []
     fence = b""
     for found in islice(_HEADING.finditer(text), _MOST_TOKENS):
-        if found.group(2):
-            fence = found.group(2) if not fence else b"" if found.group(2) == fence else fence
+        if marks := found.group(2):
+            if not fence:
+                fence = marks
+            elif marks.startswith(fence) and not found.group(3).strip():  # a shorter one, or one with a word, is code
+                fence = b""
         elif not fence:
             headings.append(found)
     levels = [len(heading.group(1)) for heading in headings]
