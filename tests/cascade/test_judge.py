@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -103,3 +105,17 @@ def test_the_text_of_an_answer_is_found_in_every_form() -> None:
     for body in (b"", b"[]", b'{"choices":[]}', b'{"choices":[{"message":5}]}', b'{"error":{}}'):
         with pytest.raises(JudgeError, match="not a chat completion"):
             answer_text(body)
+
+
+async def test_a_function_that_hangs_keeps_no_thread_that_others_need() -> None:
+    """The sidecar reads its configuration and its lists of engines, and writes its logs, in asyncio's threads."""
+    released = threading.Event()
+    judge = FunctionJudge(lambda _request, _answer: released.wait(60))
+    hung = [asyncio.create_task(judge.score({}, "")) for _ in range(64)]
+    await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(20):
+            assert await asyncio.to_thread(lambda: "read") == "read"
+    finally:
+        released.set()
+        await asyncio.gather(*hung)

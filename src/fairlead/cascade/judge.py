@@ -14,6 +14,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -36,6 +37,7 @@ _MOST_TEXT: Final = 24_000  # characters of a request or an answer shown to a ju
 _REPLY_TOKENS: Final = 16
 _LONGEST_REPLY: Final = 200  # characters of a reply that may hold a number
 _MOST_REPLY_BYTES: Final = 1 << 20
+_MOST_THREADS: Final = 32  # as asyncio has at most for all that it is asked to do in a thread
 
 
 class JudgeError(Exception):
@@ -78,15 +80,19 @@ _JSON: Final = {"content-type": "application/json"}
 
 
 class FunctionJudge:
+    """It has threads of its own: one that hangs keeps them, and the sidecar reads and writes its files in others."""
+
     def __init__(self, function: Callable[[Mapping[str, Any], str], Any]) -> None:
         self._function = function
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="judge")
 
     async def score(self, request: Mapping[str, Any], answer: str) -> float:
         try:
             if inspect.iscoroutinefunction(self._function):
                 value = await self._function(request, answer)
             else:
-                value = await asyncio.to_thread(self._function, request, answer)
+                loop = asyncio.get_running_loop()
+                value = await loop.run_in_executor(self._threads, self._function, request, answer)
         except Exception as error:  # the function is the user's
             raise JudgeError(f"the judge failed: {type(error).__name__}: {error}") from None
         if isinstance(value, bool):
