@@ -23,6 +23,12 @@ def test_a_request_starts_where_its_model_is_likely_enough_to_be_right() -> None
     assert first_stage(ROUTE, lambda _: 0.01) == 0, "without a limit everything starts with the first"
 
 
+def test_a_model_that_has_answered_wrongly_is_not_asked_first_again() -> None:
+    assert first_stage(ROUTE, surely, ("small",)) == 1
+    assert first_stage(ROUTE, surely, ("medium", "small")) == 2
+    assert first_stage(ROUTE, surely, ("small", "medium", "large")) == 2
+
+
 def entered(body: bytes, route: CascadeRoute = ROUTE, path: str = CHAT) -> Entry | None:
     prompt = parse(body, path)
     assert isinstance(prompt, Prompt)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlead.cascade.route import CascadeRoute
 from fairlead.core.candidates import Candidate
 from fairlead.core.facts import RequestFacts
 from fairlead.core.policy import Ranking
@@ -346,6 +347,17 @@ def test_a_model_with_a_slash_in_its_name_is_described_however_its_path_is_writt
     router = Router(pool, build_policy("fairlead", {}), fallbacks=0, rng=Random(0))
     (reply,) = Conversation(services_around(router)).say(request_headers("GET", path, end=True))
     assert json.loads(reply.immediate_response.body)["id"] == "org/tiny"
+
+
+@pytest.mark.parametrize(("attempted", "address"), [("", "10.0.0.1:1"), ("small", "10.0.0.3:1")])
+def test_a_retry_of_a_cascade_does_not_begin_with_the_model_that_was_wrong(attempted: str, address: str) -> None:
+    """The same model would give the same answer, and the judge would accept it again."""
+    services = make_services()
+    services.cascades.routes = {"auto": CascadeRoute("auto", ("small", "large"), (70.0,))}
+    (_, reply) = Conversation(services).say(
+        request_headers(extra={"x-fairlead-attempted-models": attempted}), request_body(chat("auto"))
+    )
+    assert (destination(reply) or "").split(",")[0] == address
 
 
 def test_an_escaped_path_is_read_like_the_plain_one() -> None:

@@ -6,7 +6,7 @@ once accepted, or passed from the first model unjudged, as the route says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -55,21 +55,27 @@ def enter(
     streams: bool,
     with_usage: bool,
     spans: Mapping[str, Span] | None = None,
+    attempted: Collection[str] = (),
 ) -> Entry | None:
     """The entry of a request; None if its answer cannot be judged.
 
     `success_probability` maps a model to its chance of answering this request correctly: the first model that is likely
-    enough to be right starts.
+    enough to be right starts, of those that have not `attempted` it.
     """
     if path not in JUDGED_PATHS or len(body) > route.most_bytes or (streams and not route.buffer_streams):
         return None
-    return Entry(route, first_stage(route, success_probability), path, body, streams, with_usage, spans)
+    stage = first_stage(route, success_probability, attempted)
+    return Entry(route, stage, path, body, streams, with_usage, spans)
 
 
-def first_stage(route: CascadeRoute, success_probability: Callable[[str], float]) -> int:
-    """The first model whose success probability is high enough to be worth asking; the last model always is."""
-    if route.skip_below <= 0:
-        return 0
-    last = len(route.models) - 1
-    likely = (stage for stage in range(last) if success_probability(route.models[stage]) >= route.skip_below)
-    return next(likely, last)
+def first_stage(
+    route: CascadeRoute, success_probability: Callable[[str], float], attempted: Collection[str] = ()
+) -> int:
+    """The first model whose success probability is high enough to be worth asking; the last model always is.
+
+    A model that has `attempted` this request, and was wrong, would be wrong again, and its judge content again.
+    """
+    for stage, model in enumerate(route.models[:-1]):
+        if model not in attempted and (route.skip_below <= 0 or success_probability(model) >= route.skip_below):
+            return stage
+    return len(route.models) - 1

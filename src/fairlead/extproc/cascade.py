@@ -86,10 +86,18 @@ class RequestCascades:
         entry, prompt = None, asked.prompt
         if judged and len(request.body) <= route.most_bytes:
             flags = {"streams": prompt.streams, "with_usage": prompt.with_usage}
-            entry = enter(route, request.path, whole(request.body), chance, **flags, spans=asked.spans)
+            entry = enter(
+                route,
+                request.path,
+                whole(request.body),
+                chance,
+                **flags,
+                spans=asked.spans,
+                attempted=facts.attempted,
+            )
         if entry is None:
             self.counts.passed_for(route.name, "unjudgeable" if judged else "full_duplex")
-        stage = first_stage(route, chance) if entry is None else entry.stage
+        stage = first_stage(route, chance, facts.attempted) if entry is None else entry.stage
         while True:
             staged = None if entry is None else msgspec.structs.replace(entry, stage=stage)
             model = route.models[stage]
