@@ -81,6 +81,25 @@ def test_a_csv_reads_as_json_lines_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "written",
+    [
+        b"\xef\xbb\xbfat_s,prompt_tokens,output_tokens\r\n0,1000,10\r\n",
+        b"at_s, prompt_tokens, output_tokens\n0, 1000, 10\n",
+    ],
+    ids=["by a spreadsheet, with a byte order mark", "by hand, with spaces"],
+)
+def test_a_csv_reads_the_same_however_it_was_written(tmp_path: Path, written: bytes) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(written)
+    assert read_trace(path).conversations == read_trace(jsonl(tmp_path, GOOD)).conversations
+
+
+def test_json_lines_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, "\ufeff", GOOD)
+    assert read_trace(path).conversations == read_trace(jsonl(tmp_path, GOOD, name="plain.jsonl")).conversations
+
+
+@pytest.mark.parametrize(
     ("rows", "line", "why"),
     [
         ([GOOD, {"at_s": 1, "output_tokens": 1}], 2, "prompt_tokens is missing"),

@@ -79,7 +79,7 @@ def _opened(path: Path) -> Iterator[io.TextIOBase]:
     try:
         with (
             gzip.open(path) if path.suffix == ".gz" else path.open("rb") as raw,
-            io.TextIOWrapper(raw, encoding="utf-8", newline="") as file,
+            io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file,  # spreadsheets write a mark
         ):
             yield file
     except OSError as error:
@@ -104,7 +104,7 @@ def _json_lines(path: Path, file: io.TextIOBase) -> Iterator[Line]:
 
 
 def _csv_lines(path: Path, file: io.TextIOBase) -> Iterator[Line]:
-    reader = csv.DictReader(file, strict=True)
+    reader = csv.DictReader(file, strict=True, skipinitialspace=True)
     try:
         for values in reader:
             if None in values or None in values.values():
