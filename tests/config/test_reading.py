@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,13 @@ def test_one_endpoint_is_enough() -> None:
         (MINIMAL + "x: \0\n", "f.yaml:2: not YAML: the character U+0000 may not stand in a file; remove it"),
         (MINIMAL + "x: " + "[" * 2000 + "]" * 2000, "f.yaml:1: lists and mappings are nested over 32 deep"),
         (MINIMAL + "x: &x [*x]\n", "f.yaml:2: x[0][0][0]: lists and mappings are nested over 32 deep"),
+        ("a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+         + "".join(f"{name}: &{name} [{', '.join(['*' + last] * 10)}]\n" for last, name in pairwise("abcdefghi")),
+         "f.yaml:1: e: aliases repeat over 100000 values; use fewer"),
+        ("a: &a {k: 1}\n"
+         + "".join(f"{name}: &{name} {{<<: [{', '.join(['*' + last] * 10)}]}}\n"
+                   for last, name in pairwise("abcdefghi")),
+         "f.yaml:1: f: aliases repeat over 100000 values; use fewer"),
         (MINIMAL + "? [a, b]\n: 1\n", "f.yaml:2: a list or a mapping stands where a key must be; write key: value"),
         (MINIMAL + "on: 1\n", 'f.yaml:2: on: the key is not read as text; write "on"'),
         (MINIMAL + "1: 2\n", "f.yaml:2: 1: a key must be text; put it in quotes"),

@@ -12,6 +12,7 @@ from fairlead.config.errors import ConfigError, KeyPath, dotted
 _MERGE = "tag:yaml.org,2002:merge"
 _KEYS = frozenset({"tag:yaml.org,2002:str", "tag:yaml.org,2002:int"})
 _MOST_LEVELS = 32
+_MOST_REPEATED = 100_000  # nine lines of ten aliases each stand for a thousand million values
 _TOO_DEEP = f"lists and mappings are nested over {_MOST_LEVELS} deep, or an alias contains itself; write it flatter"
 
 
@@ -23,13 +24,19 @@ class Document(NamedTuple):
 
 
 def read_yaml(text: str, source: str) -> Document:
-    """Raises ConfigError for what is not YAML, for a key written twice and for values nested too deep."""
+    """Raises ConfigError for what is not YAML, a key written twice, and values nested too deep or repeated too much."""
     try:
         loader = yaml.SafeLoader(text)
         tree = loader.get_single_node()
         if tree is None:
             return Document(None, {})
-        lines = {dotted(path): line for path, line in _lines(tree, source)}
+        lines: dict[str, int] = {}
+        most = len(text) + _MOST_REPEATED  # each value that is written takes a character
+        for number, (path, line) in enumerate(_lines(tree, source)):
+            if number > most:
+                message = f"aliases repeat over {_MOST_REPEATED} values; use fewer"
+                raise ConfigError(f"{source}:1: {dotted(path[:1])}: {message}")
+            lines[dotted(path)] = line
         return Document(loader.construct_document(tree), lines)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
