@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from fairlead.config import Config, load
 from fairlead.extproc.services import Services
 from fairlead.serving.sidecar import Sidecar
 from tests.serving.world import POOL, ConfigFile
@@ -204,6 +207,24 @@ async def test_a_change_while_the_sidecar_starts_is_read_as_soon_as_it_has(file:
         await until(lambda: sidecar.services.router.fallbacks == 5, "the change is in force", within_s=20.0)
         watching.cancel()
         await asyncio.wait([watching])
+
+
+async def test_requests_are_answered_while_a_long_file_is_read(
+    file: ConfigFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten thousand tenants with rate limits take a second, and Envoy goes on without an answer after one."""
+    answered = threading.Event()
+
+    def read(path: Path) -> Config:
+        assert answered.wait(timeout=10)
+        return load(path)
+
+    async with Sidecar(file.write()) as sidecar:
+        monkeypatch.setattr("fairlead.serving.reload.load", read)
+        file.write(gateway={"fallbacks": 5})
+        asyncio.get_running_loop().call_later(0.01, answered.set)
+        await sidecar.reloading.reload()
+        assert sidecar.services.router.fallbacks == 5
 
 
 async def test_the_file_is_read_again_when_it_changes_and_when_it_is_asked_for(file: ConfigFile) -> None:

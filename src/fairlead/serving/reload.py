@@ -35,7 +35,7 @@ class Reloading:
     async def reload(self) -> None:
         """Put the file's present content in force, or keep the old one and say why."""
         try:
-            config, fixed = _with_what_is_fixed(load(self._path), self._services.config)
+            config, fixed = _with_what_is_fixed(await asyncio.to_thread(load, self._path), self._services.config)
             await asyncio.to_thread(preflight, config, self._path.parent)
             await self._in_force.apply(config)
         except UserError as error:
