@@ -339,9 +339,13 @@ async def test_an_engine_that_is_back_with_a_longer_context_gets_longer_prompts(
     await world.start(observe={"health_interval_ms": 100})
     await until(world.pool)
     (endpoint,) = world.sidecar.services.router.pool.endpoints
-    for length in (8192, 2048):
+
+    async def counts(length: int) -> None:
         engine.cards[0]["max_model_len"] = length
-        await until(lambda length=length: endpoint.max_model_len == length)
+        await until(lambda: endpoint.max_model_len == length)
+
+    await counts(8192)
+    await counts(2048)
 
 
 async def test_an_address_at_which_fairlead_or_its_gateway_listens_is_no_engine(world: World) -> None:
