@@ -332,13 +332,15 @@ async def test_a_copy_that_takes_too_long_as_the_servers_meet_succeeds_at_the_ne
     assert usage["prompt_tokens_details"]["cached_tokens"] > 0.9 * usage["prompt_tokens"]
 
 
-async def held_by_a_stopped(pid: int, prefill: str, them: Halves) -> asyncio.Task[httpx.Response]:
-    """A request whose prompt a server has to compute that is stopped, so that it can die with it.
+async def held_by_a_stopped(pid: int, prefill: str, them: Halves) -> tuple[int, asyncio.Task[httpx.Response]]:
+    """A request whose prompt a server has to compute that is stopped, so that it can die with it; and how many had
+    failed before it.
 
     A stopped server soon counts as down, so a request that is late on a busy machine goes on without it: then again.
     """
     for number in range(TRIES):
         await until(partial(them.is_up, prefill), "the server is up", WITHIN_S)
+        failed = await them.split("failed")
         os.kill(pid, signal.SIGSTOP)
         asked = asyncio.create_task(them.ask(f"q{number}"))
 
@@ -347,7 +349,7 @@ async def held_by_a_stopped(pid: int, prefill: str, them: Halves) -> asyncio.Tas
 
         await until(is_placed, "the prompt has a server", WITHIN_S)
         if not asked.done():
-            return asked
+            return failed, asked
         os.kill(pid, signal.SIGCONT)
     raise AssertionError(f"no prompt came to {prefill} in {TRIES} tries")
 
@@ -358,8 +360,7 @@ async def test_a_session_and_a_prompt_at_a_server_that_dies_go_on_at_the_other(l
     dies = next(engine.child for engine in lab.engines.running if engine.address == home)
     async with halves(lab, home) as them:
         await lab.order("move", session="t", to=them.decode)
-        asked = await held_by_a_stopped(dies.pid, home, them)
-        failed = await them.split("failed")
+        failed, asked = await held_by_a_stopped(dies.pid, home, them)
         dies.kill()
         answer = await asked
         assert await them.split("failed") == failed + 1
