@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-Stamp = tuple[int, int, int, int]
+Stamp = tuple[int, ...]
 
 
 def stamp_of(path: Path) -> Stamp | None:
@@ -18,8 +18,8 @@ def stamp_of(path: Path) -> Stamp | None:
         stat = path.stat()
     except OSError:
         return None
-    # Permissions change `st_ctime_ns` alone: a file that could not be read is tried again once it can be.
-    return stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size, stat.st_ino
+    # Whose it is, and its mode: a file that could not be read is tried again once it can be.
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino, stat.st_mode, stat.st_uid, stat.st_gid
 
 
 def replace_file(path: Path, data: bytes) -> None:
