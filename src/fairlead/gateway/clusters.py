@@ -195,6 +195,9 @@ def sidecar_cluster(config: Config, mode: Mode) -> Part:
                         # A whole body goes to the sidecar in one message; small windows cost a round trip each.
                         "initial_stream_window_size": _window(config.gateway.max_body_bytes),
                         "initial_connection_window_size": MOST_BODY_BYTES,
+                        # A sidecar that hangs, or whose machine is gone, closes no connection. What waits on one, a
+                        # body in full duplex and the stream of endpoints, would wait for hours.
+                        "connection_keepalive": {"interval": seconds(10_000), "timeout": seconds(10_000)},
                     }
                 },
             }
