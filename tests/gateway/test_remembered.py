@@ -75,6 +75,25 @@ async def test_an_envoy_alone_sends_a_model_that_only_discovery_knows_to_its_eng
     assert [each.received for each in strangers] == [[]] * 12
 
 
+@pytest.mark.parametrize("letter", ["m", "/", "模"])
+async def test_the_longest_name_of_a_model_has_a_file_that_envoy_reads(
+    engine: StartEngine, tmp_path: Path, letter: str
+) -> None:
+    first, other = await engine("first"), await engine("other")
+    listen, admin, nobody = (f"127.0.0.1:{port}" for port in free_ports(3))
+    longest = letter * 256
+    config = config_of(tmp_path, longest, "other", listen=listen, nobody=nobody)
+    remembered.prepare(config)
+    remember(config, Host(first.address, longest), Host(other.address, "other"))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(EnvoyProcess(bootstrap(config, admin_address=admin)))
+        client = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)))
+        for model, expected in ((longest, b"first"), ("other", b"other")):
+            body = {"model": model, "messages": []}
+            async with client.post(f"http://{listen}/v1/chat/completions", json=body) as response:
+                assert (response.status, await response.read()) == (200, expected)
+
+
 def test_a_file_holds_the_name_of_a_key_and_not_the_key(tmp_path: Path) -> None:
     key, folder = tmp_path / "key", tmp_path / "kept"
     key.write_text("sk-very-secret")

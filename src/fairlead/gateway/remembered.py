@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
@@ -23,10 +24,14 @@ from fairlead.gateway.parts import ENGINES_CLUSTER, type_url
 
 _TYPE_URL: Final = type_url("envoy.config.endpoint.v3.ClusterLoadAssignment")
 _SUFFIX: Final = ".json"
+_LONGEST_NAME: Final = 240  # file systems take 255 bytes; with the suffix, and what `replace_file` adds to it
 
 
 def file_of(folder: Path, cluster: str) -> Path:
-    return folder / f"{quote(cluster, safe='')}{_SUFFIX}"
+    name = quote(cluster, safe="")
+    if len(name) > _LONGEST_NAME:
+        name = f"long-{blake2b(cluster.encode(), digest_size=16).hexdigest()}"
+    return folder / f"{name}{_SUFFIX}"
 
 
 def prepare(config: Config) -> None:
@@ -43,7 +48,8 @@ def prepare(config: Config) -> None:
 def write(config: Config, resource: Callable[[str], bytes]) -> None:
     """Write what has changed; `resource` gives the endpoints of a cluster as Envoy is sent them. Raises OSError.
 
-    A file of a model that the configuration does not name any more is kept true, too: an Envoy may still read it.
+    A file of a model that the configuration does not name any more is kept true, too: an Envoy may still read it. Not
+    one of a very long name, as its file does not say whose it is.
     """
     if config.gateway.remember is None:
         return
