@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from fairlead.edge.tls import TlsFiles
 from fairlead.errors import UserError
 from tests.edge.certificates import Authority
 from tests.edge.world import echo_method
+from tests.waiting import until
 
 LIMIT = 40 << 20
 Channel = Any  # the stubs of grpc.aio do not know a method that is made by its name
@@ -369,6 +371,37 @@ async def test_new_files_that_could_not_be_read_are_read_once_their_permissions_
         key.chmod(0o640)
     assert files.have_changed()
     assert files.context is not before
+
+
+async def test_new_certificates_that_could_not_be_listened_with_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    certificate, key = old.issue("server")
+    faults: list[str] = []
+    methods, tls = {"/test/Upper": unary(bytes.upper)}, TlsFiles(certificate, key)
+    server = Server(methods, max_message_bytes=LIMIT, report_fault=faults.append, tls=tls)
+    address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
+
+    def exhausted(_: socket.socket) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as out_of_descriptors:
+        out_of_descriptors.setattr(socket.socket, "dup", exhausted)
+        for path, fresh in zip((certificate, key), new.issue("server"), strict=True):
+            path.write_bytes(fresh.read_bytes())
+        await until(lambda: len(faults) > 1)
+    assert "Too many open files" in faults[0]
+
+    async def is_new() -> bool:
+        async with secure(address, new) as client:
+            try:
+                return await upper_of(client, b"b") == b"B"
+            except grpc.aio.AioRpcError:
+                return False
+
+    await until(is_new, "the new certificate is served")
+    await server.drain(0)
 
 
 async def test_these_tests_run_on_uvloop() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -46,6 +47,7 @@ class Server:
         self._connections: set[EdgeProtocol] = set()
         self._listeners: Listeners | None = None
         self._servers: list[asyncio.Server] = []
+        self._context: ssl.SSLContext | None = None  # that new connections are served with
         self._ticking: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._is_draining = False
@@ -122,11 +124,12 @@ class Server:
         loop = asyncio.get_running_loop()
         context = None if self._tls is None else self._tls.context
         handshake_s = None if context is None else self._limits.preface_s
-        former, self._servers = self._servers, []
+        former, servers = self._servers, []
         for each in listeners.sockets:
             create: Any = loop.create_unix_server if each.family == socket.AF_UNIX else loop.create_server
             server = await create(self._protocol, sock=each.dup(), ssl=context, ssl_handshake_timeout=handshake_s)
-            self._servers.append(server)
+            servers.append(server)
+        self._servers, self._context = servers, context
         for server in former:
             server.close()
 
@@ -149,12 +152,15 @@ class Server:
                     self._report_fault(traceback.format_exc(limit=-8))
                     connection.abort()
             if self._tls is not None and not self._is_draining:
-                await self._follow(self._tls, listeners)
+                try:
+                    await self._follow(self._tls, listeners)
+                except Exception:  # no file descriptor is left, perhaps: the next turn may have one
+                    self._report_fault(traceback.format_exc(limit=-8))
 
     async def _follow(self, tls: TlsFiles, listeners: Listeners) -> None:
         """Serve new connections with the certificates that the files hold now."""
         refused = tls.reloads_refused
-        if tls.have_changed():
+        if tls.have_changed() or tls.context is not self._context:
             await self._accept(listeners)
             log.info("new certificates are in force")
         elif tls.reloads_refused > refused:
