@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairlead.api.usage import Usage
@@ -14,8 +14,9 @@ from fairlead.core.health import REQUEST_FAILURES_TO_EJECT
 from fairlead.core.in_flight import ABORTED_CODE, InFlight
 from fairlead.core.load import Load
 from fairlead.core.policy import Decision, Outcome
+from fairlead.core.pool import Pool
 from fairlead.core.reported import UNKNOWN, EngineIdentity, EngineReport
-from tests.core.world import World, request
+from tests.core.world import World, make_endpoint, request
 
 PROMPT = (1, 2, 3, 4)
 
@@ -341,6 +342,72 @@ def test_in_any_order_any_number_of_times_nothing_leaks(order: list[str], ends: 
         in_flight.withdraw(99.0)
     assert idle(world)
     assert len(tuner.outcomes) <= 1
+
+
+class Changing:
+    """Two engines of which one may leave, as `serving.in_force` has them forgotten, and others come to its address."""
+
+    def __init__(self) -> None:
+        self.world, _ = world_of_two("round_robin")
+        self.router = self.world.router
+        self.made = list(self.router.pool.endpoints)
+        self.under_way: list[InFlight] = []
+
+    def leaves(self, address: str) -> None:
+        router = self.router
+        router.pool = Pool([e for e in router.pool.endpoints if e.address != address], {})
+        router.index.remove(address)
+        router.sessions.forget_endpoint(address)
+
+    def comes(self, address: str) -> None:
+        if address not in self.router.pool.by_address:
+            self.made.append(make_endpoint(address))
+            self.router.pool = Pool([*self.router.pool.endpoints, self.made[-1]], {})
+
+    def asks(self) -> None:
+        admitted = self.router.admit(msgspec.structs.replace(asked(), model="m"), now_s=1.0)
+        if isinstance(admitted, InFlight):
+            self.under_way.append(admitted)
+
+    def goes_on(self, step: str) -> None:
+        for in_flight in self.under_way:
+            match step:
+                case "sent":
+                    in_flight.sent(asked(), 2.0)
+                case "served":
+                    in_flight.served(in_flight.address, 200, 3.0, in_one_piece=False)
+                case "served elsewhere":
+                    in_flight.served("b:1", 200, 3.0, in_one_piece=True)
+                case "ended":
+                    in_flight.ended(4.0)
+                case _:
+                    in_flight.withdraw(4.0)
+
+
+changes = st.sampled_from(["asks", "leaves", "comes", "sent", "served", "served elsewhere", "ended", "withdraw"])
+
+
+@given(st.lists(changes, max_size=16))
+@example(["asks", "leaves", "sent", "ended"])
+@example(["asks", "sent", "ended", "asks", "sent", "leaves", "withdraw"])
+def test_who_leaves_while_requests_are_under_way_leaves_nothing_behind(order: list[str]) -> None:
+    changing = Changing()
+    for step in order:
+        match step:
+            case "asks":
+                changing.asks()
+            case "leaves":
+                changing.leaves("a:1")
+            case "comes":
+                changing.comes("a:1")
+            case _:
+                changing.goes_on(step)
+    changing.leaves("a:1")
+    changing.goes_on("sent")
+    changing.goes_on("withdraw")
+    assert all(e.own == e.load == Load() for e in changing.made)
+    assert changing.router.index.match(PROMPT, 5.0).keys() <= {"b:1"}
+    assert changing.router.sessions.by_endpoint().keys() <= {"b:1"}
 
 
 @pytest.mark.parametrize("policy", ["fairlead", "session_affinity", "random", "round_robin"])

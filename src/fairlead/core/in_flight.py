@@ -371,7 +371,7 @@ class InFlight:
             return
         placement, request = self._placement, self.request
         placement.roll_back(request, address, self.decision.cached_blocks, self.decision.decided_s)
-        if request.session is not None and self._bound_before is not None:
+        if request.session is not None and self._bound_before in placement.pool.by_address:
             placement.sessions.flip(request.session, address, self._bound_before, now_s)
 
     def _answer_ended(self, address: str, seen: Observation | None) -> None:

@@ -80,9 +80,12 @@ class Placement:
     def commit(self, request: RequestFacts, address: str, now_s: float, *, binds: bool = True) -> Sequence[HeldBefore]:
         """`request` goes to `address`: its prompt will be cached there; if it `binds`, its session is bound there.
 
-        Returns what was held there of its prompt before.
+        Returns what was held there of its prompt before. Of an endpoint that has left since nothing is kept: whoever
+        comes to its address has none of it.
         """
         held: Sequence[HeldBefore] = ()
+        if address not in self.pool.by_address:
+            return held
         if request.prefix:
             held = self.index.insert(request.prefix, address, now_s, request.block_tokens)
         if binds and request.session is not None and self.sessions.address_of(request.session) != address:
