@@ -20,6 +20,7 @@ from fairlead.decision_log.log import DecisionLog
 from fairlead.errors import UserError
 from fairlead.tools.decisions import is_decision_log, latest, latest_of_each, read_decisions
 from fairlead.tools.replay.traces import read_trace
+from tests.command import fairlead
 from tests.decision_log.object_store import BUCKET, KEY, SECRET, ObjectStore
 from tests.decision_log.world import MODELS, USUAL, Pool, decisions
 from tests.tools.replay.test_observed import TRUE, log_of, pool
@@ -169,16 +170,10 @@ def test_a_command_finds_in_the_store_what_it_finds_in_a_folder(
 ) -> None:
     found = []
     for log in logged:
-        _fairlead(tmp_path, *(str(log) if part == "LOG" else part for part in command.split()))
+        done = fairlead(*(log if part == "LOG" else part for part in command.split()), folder=tmp_path)
+        assert done.returncode == 0, done.stderr
         found.append((tmp_path / result).read_text())
     assert found[0] == found[1]
-
-
-def _fairlead(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "fairlead", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 _PEAK = """

@@ -20,15 +20,16 @@ from fairlead.core.router import Router
 from fairlead.engines.alongside import Prefill
 from fairlead.extproc import prefilling
 from fairlead.extproc.pb import ext_proc_pb2 as pb
-from fairlead.extproc.replies import whole
 from fairlead.extproc.services import Services
 from fairlead.policies import build_policy
 from fairlead.processes import free_ports
 from tests.core.world import make_endpoint
 from tests.extproc.world import (
     Conversation,
+    at_rest,
     chat,
     destination,
+    later,
     request_body,
     request_headers,
     response_headers,
@@ -100,14 +101,8 @@ async def world(*more: Endpoint) -> AsyncIterator[tuple[Services, Server, Server
 async def ask(services: Services, **more: Any) -> tuple[Conversation, pb.ProcessingResponse]:
     conversation = Conversation(services)
     conversation.say(request_headers(), request_body(chat(**more)))
-    held, conversation.stream.held = conversation.stream.held, None
-    assert held is not None
-    (reply,) = [pb.ProcessingResponse.FromString(whole(reply)) for reply in await held]
+    (reply,) = await later(conversation)
     return conversation, reply
-
-
-def at_rest(services: Services) -> bool:
-    return all(e.own.inflight_requests == e.own.pending_prefill_tokens == 0 for e in services.router.pool.endpoints)
 
 
 async def test_both_get_it_with_the_same_number_and_the_first_need_not_have_answered() -> None:

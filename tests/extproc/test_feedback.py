@@ -21,13 +21,13 @@ from fairlead.extproc.request import HttpRequest
 from tests.extproc.world import (
     Conversation,
     chat,
-    header_map,
     make_services,
     request_body,
     request_headers,
     response_body,
     response_headers,
     response_trailers,
+    streamed_headers,
 )
 
 USAGE = b'{"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}'
@@ -58,11 +58,6 @@ def conversation(messages_per_second: float = 0.0) -> tuple[Conversation, Heard,
     return Conversation(services), heard, clock
 
 
-def event_stream() -> pb.ProcessingRequest:
-    headers = header_map({":status": "200", "content-type": "text/event-stream"})
-    return pb.ProcessingRequest(response_headers=pb.HttpHeaders(headers=headers))
-
-
 def test_the_router_hears_once_how_long_a_request_took_from_its_pick() -> None:
     talk, heard, clock = conversation()
     talk.say(request_headers())
@@ -77,7 +72,7 @@ def test_the_router_hears_once_how_long_a_request_took_from_its_pick() -> None:
 
 def test_of_an_observed_answer_it_hears_the_first_token_and_the_usage() -> None:
     talk, heard, clock = conversation(messages_per_second=100.0)
-    talk.say(request_headers(), request_body(chat()), event_stream())
+    talk.say(request_headers(), request_body(chat()), streamed_headers())
     clock.now_s = 0.25
     talk.say(response_body(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'))
     clock.now_s = 1.0
@@ -88,7 +83,7 @@ def test_of_an_observed_answer_it_hears_the_first_token_and_the_usage() -> None:
 def test_what_a_stream_says_before_the_engine_has_computed_anything_is_no_first_token() -> None:
     """As vLLM does with the Responses API."""
     talk, heard, clock = conversation(messages_per_second=100.0)
-    talk.say(request_headers(), request_body(chat()), event_stream())
+    talk.say(request_headers(), request_body(chat()), streamed_headers())
     clock.now_s = 0.01
     talk.say(response_body(b'event: response.created\ndata: {"type":"response.created"}\n\n'))
     clock.now_s = 0.25
@@ -105,7 +100,7 @@ def test_tokens_that_come_together_with_the_first_are_counted_with_it(
     talk, _, clock = conversation(messages_per_second=100.0)
     seen: list[Observation] = []
     monkeypatch.setattr(talk.services.learner, "observe", lambda each, _: seen.append(each))
-    talk.say(request_headers(), request_body(chat()), event_stream())
+    talk.say(request_headers(), request_body(chat()), streamed_headers())
     clock.now_s = 0.5
     for events in parts:
         talk.say(response_body(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n' * events))
@@ -124,7 +119,7 @@ def test_the_first_event_with_text_has_one_token_though_later_ones_have_many(mon
     talk, _, clock = conversation(messages_per_second=100.0)
     seen: list[Observation] = []
     monkeypatch.setattr(talk.services.learner, "observe", lambda each, _: seen.append(each))
-    talk.say(request_headers(), request_body(chat()), event_stream())
+    talk.say(request_headers(), request_body(chat()), streamed_headers())
     clock.now_s = 0.5
     role = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
     text = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
@@ -178,7 +173,7 @@ def test_a_stream_that_is_a_refusal_is_seen_where_the_engines_queue_may_be_full_
     endpoint = chosen(talk, heard)
     endpoint.identified(EngineIdentity(max_queued_requests=1))
     endpoint.report = EngineReport(waiting_requests=1, stale=False)
-    (reply,) = talk.say(event_stream())
+    (reply,) = talk.say(streamed_headers())
     assert reply.mode_override.response_body_mode == pb.STREAMED
     talk.say(response_body(REFUSAL, end=True))
     assert [outcome.code for _, outcome in heard.outcomes] == [503]
@@ -190,14 +185,14 @@ def test_a_stream_of_an_engine_with_room_in_its_queue_is_not_looked_at() -> None
     endpoint = chosen(talk, heard)
     endpoint.identified(EngineIdentity(max_queued_requests=8))
     endpoint.report = EngineReport(waiting_requests=0, stale=False)
-    (reply,) = talk.say(event_stream())
+    (reply,) = talk.say(streamed_headers())
     assert not reply.HasField("mode_override")
 
 
 def test_a_refusal_in_an_observed_stream_teaches_nothing_of_the_engines_speed() -> None:
     talk, heard, _ = conversation(messages_per_second=100.0)
     endpoint = chosen(talk, heard)
-    talk.say(event_stream(), response_body(REFUSAL), response_body(b"", end=True))
+    talk.say(streamed_headers(), response_body(REFUSAL), response_body(b"", end=True))
     assert [outcome for _, outcome in heard.outcomes] == [Outcome(503, 0.0)]
     assert endpoint.speed == Endpoint(endpoint.spec).speed
 
@@ -206,7 +201,7 @@ def test_observed_answers_show_how_far_expected_first_tokens_can_be_believed() -
     first, _, clock = conversation(messages_per_second=1000.0)
     for _ in range(10):
         talk = Conversation(first.services)
-        talk.say(request_headers(), request_body(chat("large")), event_stream())
+        talk.say(request_headers(), request_body(chat("large")), streamed_headers())
         clock.now_s += 0.25
         talk.say(response_body(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'))
         clock.now_s += 1.0

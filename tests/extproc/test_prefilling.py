@@ -19,7 +19,6 @@ from fairlead.core.reported import EngineIdentity
 from fairlead.core.router import Router
 from fairlead.extproc import prefilling
 from fairlead.extproc.pb import ext_proc_pb2 as pb
-from fairlead.extproc.replies import whole
 from fairlead.extproc.services import Services
 from fairlead.extproc.waiting_room import Naming, WaitingRoom
 from fairlead.policies import build_policy
@@ -29,9 +28,11 @@ from fairlead.tools.simulate.server import EngineOptions, RunningEngine, running
 from tests.core.world import carries, make_endpoint
 from tests.extproc.world import (
     Conversation,
+    at_rest,
     chat,
     destination,
     kinds,
+    later,
     request_body,
     request_headers,
     response_headers,
@@ -71,18 +72,8 @@ def asked(services: Services, mode: pb.BodySendMode = pb.BUFFERED, prompt: str =
     return conversation
 
 
-async def later(conversation: Conversation) -> list[pb.ProcessingResponse]:
-    held, conversation.stream.held = conversation.stream.held, None
-    assert held is not None
-    return [pb.ProcessingResponse.FromString(whole(reply)) for reply in await asyncio.wait_for(held, 60)]
-
-
 def body_sent(reply: pb.ProcessingResponse) -> dict[str, Any]:
     return dict(json.loads(reply.request_body.response.body_mutation.body))
-
-
-def at_rest(services: Services) -> bool:
-    return all(e.own.inflight_requests == e.own.pending_prefill_tokens == 0 for e in services.router.pool.endpoints)
 
 
 async def test_it_goes_out_with_the_place_of_its_kv() -> None:

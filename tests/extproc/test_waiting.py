@@ -19,7 +19,6 @@ from fairlead.core.reported import EngineReport
 from fairlead.decision_log.columns import COLUMNS
 from fairlead.decision_log.log import DecisionLog
 from fairlead.extproc.pb import ext_proc_pb2 as pb
-from fairlead.extproc.replies import whole
 from fairlead.extproc.services import Services
 from fairlead.extproc.waiting_room import Naming, WaitingRoom
 from tests.extproc.world import (
@@ -27,6 +26,7 @@ from tests.extproc.world import (
     chat,
     destination,
     kinds,
+    later,
     make_services,
     request_body,
     request_headers,
@@ -105,13 +105,6 @@ class Room:
     def is_clean(self) -> bool:
         queue = self.services.admission.queue
         return (queue.requests, queue.bytes, self.services.held.bytes) == (0, 0, 0)
-
-
-async def later(conversation: Conversation) -> list[pb.ProcessingResponse]:
-    """The replies that come later."""
-    held, conversation.stream.held = conversation.stream.held, None
-    assert held is not None
-    return [pb.ProcessingResponse.FromString(whole(reply)) for reply in await asyncio.wait_for(held, 60)]
 
 
 def refused(reply: pb.ProcessingResponse) -> tuple[int, str, int]:

@@ -13,8 +13,8 @@ from fairlead.admission.rates import Rate, RateRules
 from fairlead.core.load import Load
 from fairlead.core.objective import Slo
 from fairlead.core.reported import EngineReport
-from tests.extproc.test_waiting import BANDS, NAMING, Room, later
-from tests.extproc.world import Conversation, response_headers, response_trailers, streamed_headers
+from tests.extproc.test_waiting import BANDS, NAMING, Room
+from tests.extproc.world import Conversation, later, response_headers, response_trailers, streamed_headers
 
 PACED = replace(NAMING, slos={"small": Slo(tpot_ms=25.0)})  # of those that may wait for it, half of their wait
 

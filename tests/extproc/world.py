@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -146,6 +147,18 @@ def as_response(reply: Reply) -> pb.ProcessingResponse:
     return pb.ProcessingResponse.FromString(whole(reply))
 
 
+async def later(conversation: Conversation) -> list[pb.ProcessingResponse]:
+    """The replies that come later."""
+    held, conversation.stream.held = conversation.stream.held, None
+    assert held is not None
+    return [as_response(reply) for reply in await asyncio.wait_for(held, 60)]
+
+
+def at_rest(services: Services) -> bool:
+    """Whether no endpoint has anything left of a request."""
+    return all(e.own.inflight_requests == e.own.pending_prefill_tokens == 0 for e in services.router.pool.endpoints)
+
+
 def kinds(replies: Sequence[pb.ProcessingResponse]) -> list[str]:
     """What each reply answers, with `+` for a streamed chunk and `.` for one that ends the stream."""
     return [_kind(reply) for reply in replies]
@@ -178,9 +191,9 @@ def destination(reply: pb.ProcessingResponse) -> str | None:
     return header if header == metadata else None
 
 
-def streamed(replies: Sequence[pb.ProcessingResponse], kind: str = "request_body") -> bytes:
+def streamed(replies: Sequence[pb.ProcessingResponse]) -> bytes:
     return b"".join(
-        getattr(reply, kind).response.body_mutation.streamed_response.body
+        reply.request_body.response.body_mutation.streamed_response.body
         for reply in replies
-        if reply.WhichOneof("response") == kind
+        if reply.WhichOneof("response") == "request_body"
     )

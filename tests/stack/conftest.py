@@ -34,6 +34,12 @@ class Answer:
     def json(self) -> Any:
         return msgspec.json.decode(self.body)
 
+    @property
+    def cached_share(self) -> float:
+        """Of the prompt's tokens, as the engine reports them."""
+        usage = self.json()["usage"]
+        return float(usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"])
+
 
 class Stack:
     """A running pool. `url` is the gateway; engines keep the order in which they were asked for."""
@@ -145,6 +151,12 @@ class Stack:
             return await self.metric("fairlead_inflight_requests") == 0
 
         await self.until(idle, "no request is in flight")
+
+    async def has_reloaded(self) -> bool:
+        return "configuration reloaded" in self.log()
+
+    async def has_ejected_the_first(self) -> bool:
+        return await self.metric("fairlead_endpoint_up", endpoint=self.engines[0].address) == 0
 
     async def decisions(self) -> list[dict[str, Any]]:
         async with self.client.get(f"{self.admin_url}/debug/decisions") as response:

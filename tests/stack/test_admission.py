@@ -135,11 +135,7 @@ async def test_a_full_queue_and_a_wait_that_is_over_are_answered_by_429_with_ret
 
     await pool.until(are_refused, "those for whom the queue has no place are refused")
     pool.write(admission=ADMISSION | {"max_wait_s": 1})
-
-    async def taken_up() -> bool:
-        return "configuration reloaded" in pool.log()
-
-    await pool.until(taken_up, "nobody waits longer than a second any more")
+    await pool.until(pool.has_reloaded, "nobody waits longer than a second any more")
     expired = await asyncio.gather(*(pool.chat(f"late {number} {LONG}", model="small") for number in range(3)))
     release(pool)
     refused = [answer for answer in await asyncio.gather(*waiting) if answer.status != 200]
@@ -185,11 +181,7 @@ async def test_a_reload_keeps_what_waits(stack: Start) -> None:
     pool = await held(stack, admission=ADMISSION)
     tasks = await Asking(pool).flood("all")
     pool.write(admission=ADMISSION | {"aging_s": 7})
-
-    async def reloaded() -> bool:
-        return "configuration reloaded" in pool.log()
-
-    await pool.until(reloaded, "the new rule is in force")
+    await pool.until(pool.has_reloaded, "the new rule is in force")
     release(pool)
     assert {answer.status for answer in await asyncio.gather(*tasks)} == {200}
     assert await pool.metric("fairlead_waited_requests_total", outcome="go") > 10

@@ -164,11 +164,7 @@ async def test_when_the_larger_model_is_down_the_first_answer_is_given(stack: St
 async def test_when_the_first_model_is_down_the_next_one_answers(stack: Start, judge: Judge) -> None:
     pool = await started(stack, judge)
     await pool.fault(0, kind="down")
-
-    async def ejected() -> bool:
-        return await pool.metric("fairlead_endpoint_up", endpoint=pool.engines[0].address) == 0
-
-    await pool.until(ejected, "the small engine is ejected")
+    await pool.until(pool.has_ejected_the_first, "the small engine is ejected")
     answer = await asked(pool)
     assert (answer.status, text_of(answer), answer.headers["x-fairlead-cascade-stage"]) == (200, RIGHT, "2")
 

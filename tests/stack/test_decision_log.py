@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
 
@@ -13,6 +11,7 @@ from fairlead.client import Retry, ask_async
 from fairlead.tools.decisions import read_decisions
 from fairlead.tools.fit.judged import judged
 from fairlead.tools.replay.traces import read_trace
+from tests.command import fairlead
 from tests.decision_log.object_store import KEY, ObjectStore
 from tests.decision_log.object_store import SECRET as STORE_SECRET
 from tests.stack.conftest import Stack, Start, engine
@@ -26,13 +25,6 @@ async def ask(pool: Stack, number: int, **headers: str) -> None:
         f"{TREASURE * 200} {number}", headers=names, stream=True, stream_options={"include_usage": True}
     )
     assert answer.status == 200
-
-
-def fairlead(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "fairlead", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.slow
@@ -73,11 +65,13 @@ async def test_what_was_decided_is_on_disk_without_a_word_of_prompts_and_can_be_
     assert conversation.turns[0].blocks()[:2] == conversation.turns[1].blocks()[:2]
     (tmp_path / "world.yaml").write_text("pool: [{model: small}, {model: large}]\nroutes: {auto: [small, large]}\n")
     policies = "fairlead,least_request"
-    report = fairlead(
-        tmp_path, "replay", str(folder), "--world", "world.yaml", "--seeds", "1", "--policies", policies, "--jobs", "1"
+    replayed = fairlead(
+        *("replay", folder, "--world", "world.yaml", "--seeds", "1", "--policies", policies, "--jobs", "1"),
+        folder=tmp_path,
     )
-    assert "from a decision log" in report
-    assert "attempts" in fairlead(tmp_path, "fit", str(folder), "--no-plot", "--answers-are-checked")
+    assert (replayed.returncode, "from a decision log" in replayed.stdout) == (0, True), replayed.stderr
+    fitted = fairlead("fit", folder, "--no-plot", "--answers-are-checked", folder=tmp_path)
+    assert (fitted.returncode, "attempts" in fitted.stdout) == (0, True), fitted.stderr
 
 
 async def test_the_clients_own_questions_are_judged_as_they_went(stack: Start) -> None:

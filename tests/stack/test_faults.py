@@ -17,11 +17,7 @@ async def test_a_dead_engine_costs_no_request(stack: Start) -> None:
     await pool.engines[0].stop()
     answers = await asyncio.gather(*(pool.chat() for _ in range(20)))
     assert [answer.status for answer in answers] == [200] * 20
-
-    async def ejected() -> bool:
-        return await pool.metric("fairlead_endpoint_up", endpoint=pool.engines[0].address) == 0
-
-    await pool.until(ejected, "the dead engine is ejected")
+    await pool.until(pool.has_ejected_the_first, "the dead engine is ejected")
     answers = await asyncio.gather(*(pool.chat() for _ in range(20)))
     assert {answer.headers["x-fairlead-endpoint"] for answer in answers} == {pool.engines[1].address}
 

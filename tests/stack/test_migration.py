@@ -60,11 +60,6 @@ def home_of(answer: Answer) -> str:
     return answer.headers["x-fairlead-endpoint"]
 
 
-def cached_share(answer: Answer) -> float:
-    usage = answer.json()["usage"]
-    return float(usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"])
-
-
 @asynccontextmanager
 async def heat(pool: Stack, home: str) -> AsyncIterator[None]:
     """The endpoint is hot: a session that lives there has sent a long prompt, and leaves when the block ends.
@@ -117,7 +112,7 @@ async def test_a_session_moves_off_a_hot_endpoint_and_its_context_with_it(stack:
         after = await turn(pool, "s", 2)
     assert home_of(during) == home
     assert home_of(after) != home
-    assert cached_share(after) > 0.95
+    assert after.cached_share > 0.95
     assert after.headers["x-fairlead-decision"] == "affinity"
     assert [d["migration"] for d in await pool.decisions() if d["migration"]] == [f"copy to {home_of(after)}"]
     assert await outcome(pool, "done") == 1
@@ -136,9 +131,9 @@ async def test_an_agent_that_shares_the_id_of_a_moved_session_is_served_where_it
         await ended(pool)
     assert home_of(await turn(pool, "s", 2)) != home
     other = await turn(pool, "s", 1, OTHER_CONTEXT)
-    assert (home_of(other), cached_share(other) > 0.9) == (home, True)
+    assert (home_of(other), other.cached_share > 0.9) == (home, True)
     after = await turn(pool, "s", 3)
-    assert (home_of(after) != home, cached_share(after) > 0.9) == (True, True)
+    assert (home_of(after) != home, after.cached_share > 0.9) == (True, True)
 
 
 async def test_after_a_move_a_session_stays_though_its_new_endpoint_is_hot(stack: Start) -> None:
@@ -160,11 +155,7 @@ async def test_engines_over_one_store_redirect_the_request_itself(stack: Start) 
     pool = await started(stack)
     shared = [e | {"kv_transfer": {"connector": "shared"}} for e in pool.document["pool"]["endpoints"]]
     pool.write(pool=pool.document["pool"] | {"endpoints": shared})
-
-    async def reloaded() -> bool:
-        return "configuration reloaded" in pool.log()
-
-    await pool.until(reloaded, "the sidecar has read that the engines share a store")
+    await pool.until(pool.has_reloaded, "the sidecar has read that the engines share a store")
     home = home_of(await turn(pool, "s", 0))
     async with heat(pool, home):
         redirected = await turn(pool, "s", 1)
@@ -194,7 +185,7 @@ async def test_a_move_that_fails_costs_the_user_nothing(stack: Start, stage: str
         await ended(pool)
     after = await turn(pool, "s", 2)
     assert {home_of(during), home_of(after)} == {home}
-    assert cached_share(after) > 0.9
+    assert after.cached_share > 0.9
     assert await outcome(pool, "done") == 0
     assert await pool.metric("fairlead_session_migrations_failures_total", stage=stage) == 1
     exchange = pool.engines[1 - source].exchange
@@ -238,7 +229,7 @@ async def test_a_turn_during_the_move_is_answered_by_the_bound_endpoint(stack: S
     await ended(pool)
     after = await turn(pool, "s", 3)
     assert home_of(after) != home
-    assert cached_share(after) > 0.9
+    assert after.cached_share > 0.9
 
 
 async def test_a_client_cannot_move_kv_itself(stack: Start) -> None:
@@ -278,7 +269,7 @@ async def test_an_operator_moves_one_session(stack: Start) -> None:
     code, output = await moving
     assert (code, f"it is bound to {other}" in output) == (0, True), output
     after = await turn(pool, "s", 2)
-    assert (home_of(after), cached_share(after) > 0.95) == (other, True)
+    assert (home_of(after), after.cached_share > 0.95) == (other, True)
 
 
 async def test_a_session_that_sends_nothing_is_not_moved_and_the_order_is_taken_back(stack: Start) -> None:
@@ -317,7 +308,7 @@ async def test_an_operator_drains_an_endpoint_until_it_can_be_stopped(stack: Sta
     assert "sent no request" not in output, output
     await pool.engines[number_of(pool, drained)].stop()
     after = await turn(pool, "s", 2)
-    assert (home_of(after) != drained, cached_share(after) > 0.95) == (True, True)
+    assert (home_of(after) != drained, after.cached_share > 0.95) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -399,4 +390,4 @@ async def test_a_move_holds_though_redis_goes_in_its_middle(stack: Start, redis:
     await ended(pool)
     after = await turn(pool, "s", 2)
     assert home_of(after) != home
-    assert cached_share(after) > 0.95
+    assert after.cached_share > 0.95

@@ -67,11 +67,6 @@ async def ask(pool: Stack, number: int = 0, repeats: int = 100, **more: Any) -> 
     return await pool.chat(f"{number} " + WORDS * repeats, model="m", **more)
 
 
-def cached_share(answer: Answer) -> float:
-    usage = answer.json()["usage"]
-    return float(usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"])
-
-
 def computed(pool: Stack, engine: int) -> int:
     return pool.engines[engine].engine.counters.prompt_computed
 
@@ -92,8 +87,8 @@ async def test_the_prompt_is_computed_at_one_engine_and_the_answer_given_by_the_
     async with decoding(pool):
         answers = [await ask(pool, number, max_tokens=8) for number in range(1, 4)]
     assert [answer.status for answer in answers] == [200, 200, 200]
-    assert cached_share(alone) == 0
-    assert min(map(cached_share, answers)) > 0.95
+    assert alone.cached_share == 0
+    assert min(answer.cached_share for answer in answers) > 0.95
     assert computed(pool, PREFILL) > 3 * 0.95 * alone.json()["usage"]["prompt_tokens"]
     assert computed(pool, DECODE) < 1.2 * alone.json()["usage"]["prompt_tokens"]
     assert wrong_kv(pool) == 0
@@ -110,7 +105,7 @@ async def test_a_body_that_is_read_in_another_process_is_split_too(stack: Start)
         answer = await ask(pool, repeats=4200)
     assert len(WORDS) * 4200 > INLINE_BYTES
     assert answer.status == 200
-    assert cached_share(answer) > 0.95
+    assert answer.cached_share > 0.95
     await pool.at_rest()
 
 
@@ -120,7 +115,7 @@ async def test_the_answer_is_that_of_an_engine_alone(stack: Start) -> None:
         split = await ask(pool, max_tokens=16)
     async with pool.client.post(f"http://{pool.engines[DECODE].address}/reset_prefix_cache"):
         pass
-    assert cached_share(split) > 0.95
+    assert split.cached_share > 0.95
     await pool.at_rest()
     alone = await ask(pool, 0, max_tokens=16)
     assert alone.json()["choices"] == split.json()["choices"]
@@ -140,7 +135,7 @@ async def test_a_prefill_engine_killed_in_the_middle_costs_no_request(stack: Sta
         answers = await asyncio.gather(*held)
         after = await ask(pool, 9)
     assert [answer.status for answer in [*answers, after]] == [200] * 4
-    assert max(map(cached_share, answers)) == 0
+    assert max(answer.cached_share for answer in answers) == 0
     assert await pool.metric("fairlead_remote_prefills_total", outcome="failed") >= len(held)
     await pool.at_rest()
 
@@ -218,7 +213,7 @@ async def test_what_a_client_says_of_moving_kv_reaches_neither_engine(stack: Sta
         answer = await ask(pool, kv_transfer_params=evil)
         bodies = [base64.b64decode((await pool.last_request(each))["body"]) for each in (PREFILL, DECODE)]
     assert answer.status == 200
-    assert cached_share(answer) > 0.95
+    assert answer.cached_share > 0.95
     assert all(b"10.9.9.9" not in body for body in bodies)
     assert b"x-fairlead-prefilled" not in b"".join(bodies)
 

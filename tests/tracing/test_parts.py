@@ -17,7 +17,7 @@ from tests.context.world import ask
 from tests.decision_log.world import Pool
 from tests.docs.test_privacy import names_after
 from tests.extproc import test_prefilling, test_reuse
-from tests.extproc.world import response_headers, response_trailers
+from tests.extproc.world import later, response_headers, response_trailers
 from tests.migration.world import World, options
 from tests.tracing.test_tracer import SAMPLED, TRACE, UNSAMPLED, Collector, a_tracer, collecting, values
 
@@ -103,7 +103,7 @@ async def test_a_prompt_that_another_endpoint_computes_is_a_part_failed_or_not(
         if fault is not None:
             engine.faults.set(fault)
         conversation = test_prefilling.asked(services)
-        await test_prefilling.later(conversation)
+        await later(conversation)
         conversation.say(response_headers(200, served=test_prefilling.DECODE), response_trailers())
         conversation.stream.close()
         spans = await sent(tracer, collector)

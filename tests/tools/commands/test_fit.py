@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fairlead.core.capability import parse_capability_file
-
-# Only this command is registered, so that the test does not depend on what the others import.
-FAIRLEAD = "import sys; from fairlead.cli import main; main()"
-
-
-def fairlead(*arguments: str | Path, before: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", before + FAIRLEAD, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+from tests.command import fairlead
 
 
 @pytest.fixture
@@ -58,15 +49,14 @@ def test_the_same_table_and_seed_give_the_same_bytes(attempts: Path, tmp_path: P
 
 
 def test_without_a_plot_matplotlib_is_not_needed(attempts: Path, tmp_path: Path) -> None:
-    without = "import sys; sys.modules['matplotlib'] = None; "
-    ran = fairlead("fit", attempts, "--out", tmp_path / "models", "--no-plot", before=without)
+    ran = fairlead("fit", attempts, "--out", tmp_path / "models", "--no-plot", lacks="matplotlib")
     assert ran.returncode == 0
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["kv-lookup.json", "summary.json"]
 
 
 @pytest.mark.parametrize("library", ["sklearn", "polars", "matplotlib"])
 def test_a_missing_library_is_one_sentence_that_says_what_to_install(attempts: Path, library: str) -> None:
-    ran = fairlead("fit", attempts, before=f"import sys; sys.modules['{library}'] = None; ")
+    ran = fairlead("fit", attempts, lacks=library)
     assert ran.returncode == 2
     assert f"fitting needs {library}" in ran.stderr
     assert ran.stderr.endswith("in a checkout of Fairlead run: pip install '.[fit]'\n")

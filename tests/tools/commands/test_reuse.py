@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.command import fairlead
 from tests.context.world import ask, chat
 
-FAIRLEAD = "import sys; from fairlead.cli import main; main()"
 CONTEXTS = [
     {"id": "a", "blocks": ["d2", "d1", "d3"]},
     {"id": "b", "blocks": ["x"]},
     {"id": "c", "blocks": ["d2", "d6", "d1"]},
 ]
-
-
-def fairlead(*arguments: str | Path, before: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", before + FAIRLEAD, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -87,7 +80,7 @@ def test_a_wrong_line_is_named(tmp_path: Path) -> None:
 
 
 def test_without_numpy_a_sentence_says_what_to_install(contexts: Path) -> None:
-    ran = fairlead("reuse", "build", contexts, before="import sys; sys.modules['numpy'] = None; ")
+    ran = fairlead("reuse", "build", contexts, lacks="numpy")
     assert (ran.returncode, ran.stderr) == (
         2,
         "fairlead: clustering needs numpy; in a checkout of Fairlead run: pip install '.[fit]'\n",

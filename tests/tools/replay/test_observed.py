@@ -23,7 +23,7 @@ from fairlead.tools.replay.workload import Conversation, Turn
 from fairlead.tools.replay.world import EngineSpec, Observation, Retries, World
 from fairlead.tools.replay.world_file import read_world
 from fairlead.tools.simulate.parameters import EngineParameters
-from tests.tools.replay.test_replay_study import fairlead
+from tests.command import fairlead
 from tests.tools.replay.world import BLOCK, talk, turn, workload
 
 TRUE = EngineParameters(

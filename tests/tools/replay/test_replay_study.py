@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
@@ -13,15 +11,8 @@ import pytest
 
 from fairlead.tools.replay.policy_spec import read_policy_spec
 from fairlead.tools.replay.run import ReplayPlan, Traffic, run
+from tests.command import fairlead
 from tests.tools.replay.world import small_world
-
-# Only this command is registered, so that the test does not depend on what the others import.
-FAIRLEAD = "from fairlead.cli import main; main()"
-
-
-def fairlead(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", FAIRLEAD, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
 
@@ -31,6 +29,7 @@ from fairlead.tools.replay.world_file import read_world
 from fairlead.tools.simulate.parameters import EngineParameters
 from fairlead.tools.tune.offline import Slice, TuningData, TuningResult, compare, part_of, tune
 from fairlead.tuning.weights import BOXES
+from tests.command import fairlead
 
 ENGINE = EngineParameters(prefill_ms_per_token=0.1)
 FAR_MS = 100.0
@@ -173,16 +172,11 @@ def test_a_trace_too_short_to_judge_by_is_refused(tmp_path: Path) -> None:
         found_by(write_trace(tmp_path, requests=300))
 
 
-def fairlead(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fairlead", "tune", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
-
-
 def test_the_command_writes_weights_to_copy_every_proposal_and_a_picture(tmp_path: Path) -> None:
     write_trace(tmp_path)
     (tmp_path / "world.yaml").write_text(WORLD_FILE)
     done = fairlead(
-        *("trace.jsonl", "--world", "world.yaml", "--policy", "gorgo:rtt_weight=32:queue_weight=0.1"),
+        *("tune", "trace.jsonl", "--world", "world.yaml", "--policy", "gorgo:rtt_weight=32:queue_weight=0.1"),
         *("--proposals", "4", "--seeds", "1", "--jobs", "1"),
         folder=tmp_path,
     )
@@ -200,7 +194,7 @@ def test_without_a_gain_no_weights_are_written_and_old_ones_are_taken_away(tmp_p
     write_trace(tmp_path, requests=800, gap_s=10.0)
     (tmp_path / "tune").mkdir()
     (tmp_path / "tune" / "weights.yaml").write_text("policy: {name: gorgo}\n")
-    done = fairlead("trace.jsonl", "--proposals", "1", "--seeds", "1", "--jobs", "1", folder=tmp_path)
+    done = fairlead("tune", "trace.jsonl", "--proposals", "1", "--seeds", "1", "--jobs", "1", folder=tmp_path)
     assert (done.returncode, "No gain" in done.stdout) == (0, True), done.stderr
     assert sorted(path.name for path in (tmp_path / "tune").iterdir()) == ["proposals.jsonl", "tune.md", "tune.png"]
 
@@ -216,6 +210,6 @@ def test_without_a_gain_no_weights_are_written_and_old_ones_are_taken_away(tmp_p
 )
 def test_wrong_use_ends_with_two_and_one_sentence(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
     write_trace(tmp_path, requests=20)
-    done = fairlead(*arguments, folder=tmp_path)
+    done = fairlead("tune", *arguments, folder=tmp_path)
     assert (done.returncode, says in done.stderr) == (2, True), done.stderr
     assert not (tmp_path / "tune").exists()
