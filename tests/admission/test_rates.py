@@ -19,8 +19,8 @@ def limits(rules: RateRules = A_THOUSAND) -> RateLimits:
     return rates
 
 
-def granted(rates: RateLimits, tenant: bytes, tokens: float, now_s: float = 0.0, engine_ms: float = 0.0) -> bool:
-    return isinstance(rates.take(tenant, tokens, engine_ms, now_s), Charge)
+def granted(rates: RateLimits, tenant: bytes, tokens: float, now_s: float = 0.0) -> bool:
+    return isinstance(rates.take(tenant, tokens, 0.0, now_s), Charge)
 
 
 def left(rates: RateLimits, tenant: bytes, now_s: float = 0.0) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from fairlead.admission.limits import QueueRules
@@ -29,10 +28,10 @@ class World:
         self.displaced: list[str] = []
         self.now_s = 0.0
 
-    def waits(self, name: str, *, decide: Callable[[Verdict], float] = ignore, **fields: Any) -> Waiting | None:
+    def waits(self, name: str, **fields: Any) -> Waiting | None:
         """None if it was refused."""
         lane = fields.pop("lane", LANE)
-        waiting = Waiting(lane, decide, arrived_s=self.now_s, **fields)
+        waiting = Waiting(lane, ignore, arrived_s=self.now_s, **fields)
         self.names[waiting] = name
         displaced = self.queue.enter(waiting, self.now_s)
         if displaced is None:
@@ -40,11 +39,11 @@ class World:
         self.displaced += [self.names[each] for each in displaced]
         return waiting
 
-    def leave(self, is_open: IsOpen = always_open, group: str = "m", took_ms: float | None = None) -> str | None:
-        taken = self.queue.next(group, is_open, self.now_s)
+    def leave(self, is_open: IsOpen = always_open) -> str | None:
+        taken = self.queue.next("m", is_open, self.now_s)
         if taken is None:
             return None
-        self.queue.charge(taken, taken.waiting.cost_ms if took_ms is None else took_ms, self.now_s)
+        self.queue.charge(taken, taken.waiting.cost_ms, self.now_s)
         return self.names[taken.waiting]
 
     def leaves(self, most: int = 1000, is_open: IsOpen = always_open) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import dns.rcode
 import pytest
 
-from fairlead.discovery import DiscoveredEndpoint, EndpointSet, SourceStatus
+from fairlead.discovery import DiscoveredEndpoint, SourceStatus
 from fairlead.discovery import dns as source
 from fairlead.discovery.dns import DnsSource
 from tests.discovery.dns_server import DnsServer
@@ -25,7 +25,6 @@ class Following:
     def __init__(self, of: DnsSource) -> None:
         self.status = SourceStatus(of.name, asyncio.get_running_loop().time)
         self._sets = of.sets(self.status)
-        self._coming: asyncio.Future[EndpointSet] | None = None
 
     async def next(self) -> list[str]:
         async with asyncio.timeout(WITHIN_S):

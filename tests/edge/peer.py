@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from hpack import Decoder, Encoder
 
-from fairlead.edge.http2 import Connection, ErrorCode, Event, Limits, RequestData, RequestStarted, StreamEnded
+from fairlead.edge.http2 import Connection, ErrorCode, Event, Limits, RequestData, RequestStarted
 from fairlead.edge.http2 import frames as f
 from fairlead.edge.http2.headers import header_block
 
@@ -78,8 +77,8 @@ class Peer:
         self.sent += new
         return new
 
-    def open(self, stream_id: int = 1, *, ends: bool = False, block: bytes = BLOCK) -> list[Sent]:
-        return self.say(headers(stream_id, block, ends=ends))
+    def open(self, stream_id: int = 1, *, ends: bool = False) -> list[Sent]:
+        return self.say(headers(stream_id, ends=ends))
 
     # ---- what came of it ------------------------------------------------------------------------------------------
 
@@ -93,10 +92,6 @@ class Peer:
         return any(
             e.ended for e in self.events if isinstance(e, RequestData | RequestStarted) and e.stream.id == stream_id
         )
-
-    def is_reset(self, stream_id: int = 1) -> bool:
-        """Reported to whoever serves the stream."""
-        return any(isinstance(e, StreamEnded) and e.stream.id == stream_id for e in self.events)
 
     @property
     def goaway(self) -> ErrorCode | None:
@@ -129,5 +124,5 @@ def setting(identifier: int, value: int) -> bytes:
     return f.frame(f.SETTINGS, 0, 0, identifier.to_bytes(2, "big") + value.to_bytes(4, "big"))
 
 
-def without(name: bytes, fields: Iterable[tuple[bytes, bytes]] = GRPC_HEADERS) -> tuple[tuple[bytes, bytes], ...]:
-    return tuple(field for field in fields if field[0] != name)
+def without(name: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    return tuple(field for field in GRPC_HEADERS if field[0] != name)

@@ -24,7 +24,6 @@ _MIB = 1 << 20
 
 @dataclass
 class Report:
-    seed: int
     steps: dict[str, int] = field(default_factory=dict)
     readings: list[tuple[float, Reading]] = field(default_factory=list)  # by seconds since the start
     faults: list[str] = field(default_factory=list)
@@ -52,7 +51,7 @@ class Report:
 
 async def fuzz(seconds: float, seed: int, families: Sequence[str], out: TextIO, *, growth: float = 1.05) -> Report:
     """Attack for so long. `growth`: the most that memory may be after the warm-up, by what it was."""
-    report = Report(seed)
+    report = Report()
     numbers = {family: count() for family in families}
     warm_s = min(seconds * _WARM_UP_SHARE, _WARM_UP_MOST_S)
 

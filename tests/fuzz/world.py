@@ -77,11 +77,8 @@ class Reading:
 
 
 class World:
-    def __init__(
-        self, sidecar: Child, log: Path, told: Path, admin: str, listen: str, grpc: str, engines: list[str]
-    ) -> None:
+    def __init__(self, sidecar: Child, log: Path, told: Path, admin: str, listen: str, grpc: str) -> None:
         self.sidecar = sidecar
-        self.engines = engines
         self.target = Target(host_and_port(grpc), host_and_port(listen))
         self.neighbour = Neighbour(f"http://{listen}")
         self._log, self._log_read, self._told = log, 0, told
@@ -194,7 +191,7 @@ async def running(settings: Callable[[dict[str, Any]], None] = lambda _: None) -
             tree = bootstrap(load(path), admin_address=envoy_admin)
             async with sidecar, EnvoyProcess(tree, concurrency=1):
                 await sidecar.until_ready(f"http://{admin}/readyz")
-                world = World(sidecar, log, told, admin, listen, grpc, addresses)
+                world = World(sidecar, log, told, admin, listen, grpc)
                 await _advised(f"http://{listen}")
                 yield world
 

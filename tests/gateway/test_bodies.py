@@ -16,7 +16,7 @@ from fairlead.core.pool import Pool
 from fairlead.core.router import Router
 from fairlead.extproc.body_reader import BodyReader
 from fairlead.extproc.reading import Question, Read
-from fairlead.extproc.server import ProcessorServer, processor_server
+from fairlead.extproc.server import processor_server
 from fairlead.extproc.services import Services
 from fairlead.gateway import Mode
 from fairlead.policies import build_policy
@@ -31,10 +31,9 @@ LIMIT_BYTES = 32 << 20
 class World:
     """Two engines of two models, the route `auto` to both, a real sidecar and a real Envoy."""
 
-    def __init__(self, small: Engine, large: Engine, shared: Services, server: ProcessorServer) -> None:
+    def __init__(self, small: Engine, large: Engine, shared: Services) -> None:
         self.engines = {"small": small, "large": large}
         self.shared = shared
-        self.server = server
         self.address = ""
 
     def in_flight(self) -> int:
@@ -51,7 +50,7 @@ async def world(engine: StartEngine) -> AsyncIterator[World]:
     router = Router(pool, build_policy("fairlead", {}), fallbacks=2, rng=Random(0))
     shared = services_around(router, asyncio.get_running_loop().time, max_body_bytes=LIMIT_BYTES, reader=reader)
     server = processor_server(shared, "127.0.0.1:0")
-    made = World(small, large, shared, server)
+    made = World(small, large, shared)
     made.address = f"127.0.0.1:{await server.start()}"
     yield made
     await server.drain(0)

@@ -198,14 +198,6 @@ class World:
         row.rss_mib = _rss_mib(self.sidecar.pid)
         return row
 
-    async def is_advised(self) -> bool:
-        """Whether the sidecar chooses already."""
-        asked = {"model": MODEL, "prompt": "x"}
-        with contextlib.suppress(aiohttp.ClientError):
-            async with self._client.post(f"{self.url}/v1/completions", json=asked) as answer:
-                return answer.status == 200 and "x-fairlead-decision" in answer.headers
-        return False
-
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(WITHIN_S):
             while not condition():  # noqa: ASYNC110 - nothing to wait on

@@ -53,7 +53,6 @@ class Lab:
     engines: LabEngines
     moving: Moving
     folder: Path
-    front: Front
     client: httpx.AsyncClient
     admin: httpx.AsyncClient
 
@@ -105,7 +104,7 @@ async def lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
                 httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=WITHIN_S) as client,
                 httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=WITHIN_S, headers=token) as admin,
             ):
-                yield Lab(engines, moving, folder, front, client, admin)
+                yield Lab(engines, moving, folder, client, admin)
 
 
 @pytest.mark.parametrize("lab", [OverMooncake], indirect=True, scope="module")

@@ -25,7 +25,6 @@ from fairlead.core.prefix_index import PrefixIndex
 from fairlead.engines.kv_blocks import PreciseIndex
 from fairlead.engines.kv_events import KvEventFeed, KvEventSource, follow
 from fairlead.engines.metrics_text import read_metrics
-from fairlead.tools.demo.front import Front
 from fairlead.tools.demo.traffic import ROUTE
 from lab import words
 from lab.engines import LabEngine, LabEngines
@@ -47,7 +46,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(840)
 @dataclass(frozen=True)
 class Lab:
     engines: LabEngines
-    front: Front
     client: httpx.AsyncClient
     admin: httpx.AsyncClient
 
@@ -76,7 +74,7 @@ async def lab() -> AsyncIterator[Lab]:
             httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=WITHIN_S) as client,
             httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=WITHIN_S) as admin,
         ):
-            yield Lab(engines, front, client, admin)
+            yield Lab(engines, client, admin)
 
 
 async def until(what: Callable[[], Awaitable[bool]]) -> None:

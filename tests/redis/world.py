@@ -47,7 +47,6 @@ class Sidecar:
             sessions=self.table,
             rules=Rules(),
         )
-        self.planner = router.planner
         self.rates = RateLimits()
         self.admission = Admission(router)
         self.store = SharedStore(
