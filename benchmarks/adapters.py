@@ -163,7 +163,7 @@ def lines(seeds: Sequence[int], jobs: int) -> Iterator[tuple[str, ...]]:
             times = [f"{estimate([run[column] for run in of_rule]).mean:,.0f}" for column in range(3)]
             loads = f"{estimate([run.loads for run in of_rule]).mean:.1f}"
             against = ratio(ours, [run.ttft_p95_ms for run in of_rule])
-            interval = f"{against.mean:.2f} ({against.low:.2f} to {against.high:.2f})"
+            interval = against.text(2)
             yield f"{skew:g}", f"{load_ms:g}", f"{rate:g}", name, *times, loads, "" if name == "fairlead" else interval
 
 

@@ -115,8 +115,7 @@ def split(traffic: Traffic, seed: int) -> RunResult:
 
 
 def text(results: ReplayResults, trace: str, policy: str, column: Column) -> str:
-    found = estimate(results.values(trace, policy, column))
-    return f"{found.mean:,.{column.digits}f} ± {found.high - found.mean:,.{column.digits}f}"
+    return estimate(results.values(trace, policy, column)).plus_minus(column.digits)
 
 
 def main_tables(results: ReplayResults) -> Iterator[str]:

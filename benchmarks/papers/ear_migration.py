@@ -155,10 +155,6 @@ def shortest_pause_s(moves: Sequence[tuple[float, Move]]) -> float:
     return shortest
 
 
-def shown(value: Estimate, digits: int) -> str:
-    return f"{value.mean:,.{digits}f} ({value.low:,.{digits}f} to {value.high:,.{digits}f})"
-
-
 HEADS = (
     "Policy", "Moves, % of requests", "of them back", "Worst engine, TTFT p90 ms", "its p95 ms", "Median engine, p90",
     "TTFT p50 ms", "p95 ms", "p99 ms", "E2E p95 s", "Cached %", "Hotspot",
@@ -169,7 +165,7 @@ def rows(found: Found) -> Iterator[tuple[str, ...]]:
     for policy, runs in found.items():
 
         def mean(value: Callable[[Ran], float], digits: int = 0, of: Sequence[Ran] = tuple(runs)) -> str:
-            return shown(estimate([value(run) for run in of]), digits)
+            return estimate([value(run) for run in of]).text(digits)
 
         moves = "+" in policy
         yield (
@@ -196,7 +192,7 @@ def over(found: Found, policy: str, baseline: str, measure: str) -> Estimate:
 
 def compared(found: Found, pairs: Sequence[tuple[str, str]]) -> str:
     lines = [
-        (f"`{one}` over `{other}`", *(shown(over(found, one, other, measure), 2) for measure in MEASURES))
+        (f"`{one}` over `{other}`", *(over(found, one, other, measure).text(2) for measure in MEASURES))
         for one, other in pairs
     ]
     return table(("TTFT", *MEASURES), lines)

@@ -208,8 +208,7 @@ def windows(folder: Path, name: str, load: float, policies: tuple[str, ...], how
 
 def rows(results: ReplayResults, trace: str) -> str:
     def text(policy: str, column: Column) -> str:
-        found = estimate(results.values(trace, policy, column))
-        return f"{found.mean:,.{column.digits}f} ± {found.high - found.mean:,.{column.digits}f}"
+        return estimate(results.values(trace, policy, column)).plus_minus(column.digits)
 
     heads = ("Policy", *(column.heading for column in COLUMNS))
     return table(heads, [(f"`{p}`", *(text(p, column) for column in COLUMNS)) for p in results.policies])

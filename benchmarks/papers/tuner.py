@@ -333,8 +333,7 @@ def report(results: Results, condition: Condition, facts: str) -> list[str]:
 
 
 def _seconds(values_ms: list[float]) -> str:
-    found = estimate([value / 1e3 for value in values_ms])
-    return f"{found.mean:.2f} ± {found.high - found.mean:.2f}"
+    return estimate([value / 1e3 for value in values_ms]).plus_minus(2)
 
 
 def _logs(results: Results, start: str, pair: tuple[Tuner, Tuner], field: str) -> list[list[float]]:
@@ -346,8 +345,7 @@ def _logs(results: Results, start: str, pair: tuple[Tuner, Tuner], field: str) -
 
 
 def _ratio(results: Results, start: str, pair: tuple[Tuner, Tuner], field: str) -> str:
-    found = Estimate(*map(math.exp, estimate([fmean(logs) for logs in _logs(results, start, pair, field)])))
-    return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
+    return Estimate(*map(math.exp, estimate([fmean(logs) for logs in _logs(results, start, pair, field)]))).text(2)
 
 
 def _wins(results: Results, start: str, pair: tuple[Tuner, Tuner]) -> str:

@@ -13,7 +13,7 @@ from fairlead.tools.bench.machine import machine_facts
 from fairlead.tools.bench.markdown import table
 from fairlead.tools.demo.results import Improvement, QuestionResult, improvement
 from fairlead.tools.demo.traffic import ASKERS, MAX_ATTEMPTS
-from fairlead.tools.estimates import Estimate, estimate
+from fairlead.tools.estimates import estimate
 from lab import command, words
 from lab.servers import SERVERS
 from lab.ttca.measure import BASELINES, LENGTHS_TOKENS, OURS, POLICIES, Asked, Results, model_of
@@ -102,10 +102,10 @@ def _summary(asked: Sequence[Asked], repeats: int) -> str:
         rows.append(
             (
                 f"**{policy}**" if policy in OURS else policy,
-                _interval(estimate([fmean(one.time_ms for one in part) for part in by_repeat]), 0),
+                estimate([fmean(one.time_ms for one in part) for part in by_repeat]).text(0),
                 f"{median(one.time_ms if one.right else float('inf') for one in of_policy):,.0f}",
-                _interval(estimate([100 * fmean(one.tries[0].right for one in part) for part in by_repeat]), 0),
-                _interval(estimate([100 * fmean(one.right for one in part) for part in by_repeat]), 0),
+                estimate([100 * fmean(one.tries[0].right for one in part) for part in by_repeat]).text(0),
+                estimate([100 * fmean(one.right for one in part) for part in by_repeat]).text(0),
                 f"{fmean(len(one.tries) for one in of_policy):.2f}",
                 sum(one.faults for one in of_policy),
             )
@@ -171,7 +171,3 @@ def _accuracy(results: Results) -> str:
         for language, shares in by_language.items()
     ]
     return table(heads, rows)
-
-
-def _interval(found: Estimate, digits: int) -> str:
-    return f"{found.mean:,.{digits}f} ({found.low:,.{digits}f} to {found.high:,.{digits}f})"

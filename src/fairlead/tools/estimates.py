@@ -85,6 +85,15 @@ class Estimate(NamedTuple):
     def excludes(self, value: float) -> bool:
         return not self.low <= value <= self.high
 
+    def text(self, digits: int, sign: Literal["-", "+"] = "-") -> str:
+        """With its interval; `sign` as in `Spread.text`."""
+        mean, low, high = (f"{value:{sign},.{digits}f}" for value in self)
+        return f"{mean} ({low} to {high})"
+
+    def plus_minus(self, digits: int) -> str:
+        """With half its interval, where that is the same on both sides."""
+        return f"{self.mean:,.{digits}f} ± {self.high - self.mean:,.{digits}f}"
+
 
 def estimate(values: Sequence[float]) -> Estimate:
     """The mean over repeats; a single repeat gives no interval."""

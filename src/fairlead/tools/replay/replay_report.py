@@ -211,4 +211,4 @@ def against(results: ReplayResults, trace: str, ours: str, other: str, column: C
 def _ratio_text(found: Estimate) -> str:
     if half_width(found) is None:
         return f"{found.mean:.2f}"
-    return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
+    return found.text(2)

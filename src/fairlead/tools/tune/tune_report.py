@@ -161,7 +161,7 @@ def _ratios_text(compared: Comparison) -> str:
 def _ratio_text(ratio: Estimate) -> str:
     if math.isinf(ratio.high):
         return f"{ratio.mean:.3f}"
-    return f"{ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+    return ratio.text(3)
 
 
 def _short(value: float) -> str:

@@ -73,8 +73,7 @@ def _cell(results: Results, cell: Cell) -> Iterator[str]:
 
 def _row(results: Results, cell: Cell, policy: str) -> tuple[str, ...]:
     def of(field: str, digits: int, scale: float = 1.0) -> str:
-        found = estimate([scale * value for value in _values(results, cell, policy, field)])
-        return f"{found.mean:,.{digits}f} ± {found.high - found.mean:,.{digits}f}"
+        return estimate([scale * value for value in _values(results, cell, policy, field)]).plus_minus(digits)
 
     times = [of(field, 0) for field in ("ttft_p50_ms", "ttft_p95_ms", "e2e_p50_ms", "e2e_p95_ms")]
     return (policy, of("cached_share", 1, 100.0), *times, of("imbalance", 2))
@@ -85,8 +84,7 @@ def _against(results: Results, cell: Cell, rival: str) -> tuple[str, ...]:
         *([100 * value for value in _values(results, cell, policy, "cached_share")] for policy in (OURS, rival))
     )
     ratios = [_ratio(results, cell, rival, field) for field in ("ttft_p95_ms", "e2e_p95_ms")]
-    signed = f"{share.mean:+.1f} ({share.low:+.1f} to {share.high:+.1f})"
-    return (rival, signed, *(f"{r.mean:.2f} ({r.low:.2f} to {r.high:.2f})" for r in ratios))
+    return (rival, share.text(1, "+"), *(each.text(2) for each in ratios))
 
 
 def _verdict(results: Results, cell: Cell, rivals: Sequence[str]) -> str:
