@@ -1,11 +1,16 @@
-"""What studies and benchmarks have in common: a progress bar, and a folder of results that is never half written."""
+"""What studies and benchmarks have in common: a progress bar, processes that end with what they work for, and a folder
+of results that is never half written.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -24,6 +29,25 @@ def progress_bar(unit: str) -> Progress:
         console=Console(stderr=True),
         refresh_per_second=2,
     )
+
+
+@contextmanager
+def worker_processes(
+    jobs: int, initializer: Callable[..., None] | None = None, initargs: tuple[Any, ...] = ()
+) -> Iterator[ProcessPoolExecutor]:
+    """A pool of processes that whatever the block raises, Ctrl-C too, ends in the middle of their work.
+
+    By itself a pool lets each process finish what it has begun, and what is queued for it.
+    """
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks held by the progress display's threads
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(jobs, context, initializer, initargs) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for own in set(multiprocessing.active_children()) - others:
+                own.terminate()
+            raise
 
 
 @contextmanager

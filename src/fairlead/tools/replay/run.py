@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from fairlead.tools.replay.rows import LatencyTarget, Rows, RunSummary, summaris
 from fairlead.tools.replay.traces import read_trace
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World
+from fairlead.tools.study import worker_processes
 
 _REPORT_S: Final = 0.5
 _REPORT_REQUESTS: Final = 500
@@ -123,23 +124,18 @@ def _no_progress(_: int) -> None:
 
 
 def _run_all(work: Sequence[_ReplayJob], jobs: int, progress: Callable[[int], None]) -> list[RunResult]:
-    context = multiprocessing.get_context("spawn")  # a fork would copy locks held by the progress display's threads
-    done = context.Value("q", 0)
+    done = multiprocessing.get_context("spawn").Value("q", 0)
     reported = 0
-    with ProcessPoolExecutor(jobs, context, _share, (done,)) as pool:
+    with worker_processes(jobs, _share, (done,)) as pool:
         waiting: set[Future[RunResult]] = set()
         futures = [pool.submit(_run_shared, job) for job in work]
         waiting.update(futures)
-        try:
-            while waiting:
-                ended, waiting = wait(waiting, _REPORT_S, FIRST_COMPLETED)
-                for future in ended:
-                    future.result()
-                progress(done.value - reported)
-                reported = done.value
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        while waiting:
+            ended, waiting = wait(waiting, _REPORT_S, FIRST_COMPLETED)
+            for future in ended:
+                future.result()
+            progress(done.value - reported)
+            reported = done.value
         return [future.result() for future in futures]
 
 

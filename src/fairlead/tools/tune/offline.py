@@ -10,12 +10,11 @@ conversations of a slice in another order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext
 from functools import lru_cache
 from itertools import groupby, product
-from multiprocessing import get_context
 from random import Random
 from statistics import fmean, stdev
 from typing import Final, Literal
@@ -32,6 +31,7 @@ from fairlead.tools.replay.run import Traffic, workload_of
 from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Conversation, Workload
 from fairlead.tools.replay.world import World
+from fairlead.tools.study import worker_processes
 from fairlead.tuning.fair import SCORED_QUANTILE
 from fairlead.tuning.search import Search
 from fairlead.tuning.weights import Box, Weights, weights_of, with_weights
@@ -126,7 +126,7 @@ def tune(
     """`progress` is called as runs end; there are at most `runs(data, proposals)` of them. Raises UserError."""
     start = weights_of(policy, box)
     search = Search(start, box, Random(seed))
-    with _workers(jobs) as workers:
+    with nullcontext() if jobs == 1 else worker_processes(jobs) as workers:
 
         def slices(weights: Weights, part: Part) -> list[Slice]:
             changed = with_weights(policy, weights)
@@ -186,19 +186,6 @@ def _p95s(slices: Sequence[Slice]) -> tuple[float, float]:
         math.exp(fmean(each.log_total_ms for each in slices)),
         math.exp(fmean(each.log_first_token_ms for each in slices)),
     )
-
-
-@contextmanager
-def _workers(jobs: int) -> Iterator[Executor | None]:
-    if jobs == 1:
-        yield None
-        return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        try:
-            yield pool
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def _measure(
