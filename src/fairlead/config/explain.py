@@ -6,7 +6,9 @@ never pydantic's own; the tests try every kind of value at every key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any, Final, get_args
 
@@ -16,10 +18,11 @@ from pydantic_core import ErrorDetails
 from fairlead.config.errors import InvalidAtError, InvalidInPlacesError, KeyPath, dotted, line_of
 from fairlead.config.routes import CASCADE_TAG, MODELS_TAG, SPLIT_TAG
 
-_NUMBER: Final = "must be a number{shown}"
-_WHOLE: Final = "must be a whole number{shown}"
+_NUMBER: Final = "must be a number{shown}{plain}"
+_WHOLE: Final = "must be a whole number{shown}{plain}"
 _MAPPING: Final = "must be a mapping of keys to values{shown}"
 _LIST: Final = "must be a list, for example [a, b]{shown}"
+_EXPONENTIAL: Final = re.compile(r"[-+]?[0-9]{1,15}(\.[0-9]{1,15})?[eE][-+]?[0-9]{1,2}", re.ASCII)
 _KEY: Final = "a key must be text; put it in quotes"
 
 _SENTENCES: Final[Mapping[str, str]] = {
@@ -84,8 +87,9 @@ def _message(problem: ErrorDetails, path: KeyPath, kind: type[BaseModel], page: 
     if problem["input"] is None and problem["type"] != "missing":
         return [(path, "is empty; write something after the colon, or remove the key")]
     sentence = _SENTENCES.get(problem["type"], "cannot be used; see {page} for what may stand here")
-    plain = {name: _plain(limit) for name, limit in limits.items()}
-    return [(path, sentence.format(**plain, shown=_shown(problem["input"]), page=page))]
+    values = {name: _plain(limit) for name, limit in limits.items()}
+    values |= {"shown": _shown(problem["input"]), "plain": _in_plain_digits(problem["input"]), "page": page}
+    return [(path, sentence.format(**values))]
 
 
 def _plain(limit: object) -> object:
@@ -128,3 +132,10 @@ def _shown(value: object) -> str:
     if not isinstance(value, str | int | float) or "://" in str(value) or len(str(value)) > 40:
         return ""
     return f', not "{value}"' if isinstance(value, str) else f", not {value}"
+
+
+def _in_plain_digits(value: object) -> str:
+    """What to write for 1e9, a number only to YAML 1.2 and to editors."""
+    if not isinstance(value, str) or not _EXPONENTIAL.fullmatch(value):
+        return ""
+    return f", which YAML reads as text; write {Decimal(value):f}"
