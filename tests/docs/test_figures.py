@@ -1,0 +1,57 @@
+"""README and the pages for people tell the study of recorded traffic as its own page does."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+STUDY = (ROOT / "benchmarks/results/papers/traffic.md").read_text(encoding="utf-8")
+OURS = "fairlead, weights of the other traces"
+
+
+def words_of(page: str) -> str:
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+def told(page: str, sentence: str) -> list[int]:
+    """The numbers in the one place of the page where the sentence is; `#` stands for each."""
+    (found,) = re.findall(re.escape(sentence).replace(r"\#", r"(\d+)"), words_of(page))
+    return [int(number) for number in (found if isinstance(found, tuple) else (found,))]
+
+
+def ratio(worlds: str, policy: str = OURS) -> tuple[int, float]:
+    """Columns and geometric mean, of a row that begins so."""
+    (row,) = re.findall(rf"^\| {re.escape(worlds)}`{re.escape(policy)}` \| (\d+) \| ([\d.]+) \|", STUDY, re.MULTILINE)
+    return int(row[0]), float(row[1])
+
+
+def behind(worlds: str, policy: str = OURS) -> int:
+    return round((ratio(worlds, policy)[1] - 1) * 100)
+
+
+def behind_in_all_worlds(time: str) -> int:
+    rows = [ratio(f"{worlds}: {time} | ") for worlds in ("plain", "other worlds")]
+    logarithms = sum(columns * math.log(mean) for columns, mean in rows)
+    return round((math.exp(logarithms / sum(columns for columns, _ in rows)) - 1) * 100)
+
+
+def test_how_far_it_is_from_the_best_rule_of_each_column() -> None:
+    expected = [-behind_in_all_worlds("E2E mean"), -behind_in_all_worlds("E2E p95"), behind_in_all_worlds("TTFT p95")]
+    sentence = "answers end # % sooner on average and # % at p95"
+    assert told("README.md", f"{sentence}; **first tokens (p95) come # % later**") == expected
+    assert told("docs/results.md", f"{sentence}, **first tokens come # % later**") == expected
+
+
+def test_how_far_single_policies_are() -> None:
+    expected = [behind("", policy) for policy in (OURS, "llm_d", "unified")]
+    of_others = "llm-d's default and `unified` of EAR's prototype, are # and # % behind"
+    assert told("README.md", f"# % behind the best of each; the next ones, {of_others}") == expected
+    assert told("docs/results.md", "# % behind the best of each column, llm-d's default #, `unified` #") == expected
+
+
+def test_how_far_it_is_where_all_assumptions_are_wrong() -> None:
+    expected = [behind("only worst | ")]
+    assert told("README.md", "send unseen, it is # % behind the best rule of each column") == expected
+    assert told("docs/results.md", "# % where all of it comes together ([more]") == expected
