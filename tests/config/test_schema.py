@@ -64,6 +64,7 @@ def test_entries_of_lists_and_names_of_the_users_own_are_steps(path: str) -> Non
         ("observe.stale", 'observe has no key "stale"; do you mean'),
         ("observe.stale_ms.x", 'stale_ms has no key "x"; it is a value'),
         ("", 'the configuration has no key ""; it has listen'),
+        ("policy.rtt_weight", "its parameters are those of the policy that it names; see docs/policies.md"),
         ("pool.endpoints[0]..x", "has no key"),
     ],
 )

@@ -63,6 +63,8 @@ def explained(path: str) -> str:
         else:
             close = get_close_matches(step, keys, n=1)
             hint = f"do you mean {close[0]}?" if close else f"it has {', '.join(keys)}" if keys else "it is a value"
+            if any(option.get("additionalProperties") is True for option in options):
+                hint = "its parameters are those of the policy that it names; see docs/policies.md"
             raise UserError(f'{walked} has no key "{step}"; {hint}')
         walked = step
     return "\n".join(_lines(path, field))
