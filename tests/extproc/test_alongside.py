@@ -284,3 +284,16 @@ async def test_what_one_server_must_do_alone_goes_to_the_one_that_can_however_bu
         assert destination(reply) == ",".join(3 * [alone.address])
         conversation.stream.close()
         assert prefill.asked == []
+
+
+async def test_a_stream_that_ends_after_its_prompt_was_lost_leaves_nobody_who_aborts_it() -> None:
+    """SGLang has sent the status of a stream before it fails, and what comes next is seen of a sample only."""
+    async with world() as (services, prefill, decode):
+        prefill.status = 500
+        prefill.may_answer.set()
+        conversation, _ = await ask(services, stream=True)
+        await until(lambda: decode.aborted)
+        conversation.say(response_headers(200, served=decode.address), response_trailers())
+        conversation.stream.close()
+        assert at_rest(services)
+        await until(lambda: not services.prefills._alongside)

@@ -120,10 +120,10 @@ class Prefill(msgspec.Struct, frozen=True):
         return "status" if answer.status >= _LEAST_FAULT else "refused"
 
 
-async def abort(address: str, access: Access, rid: str) -> None:
-    """Abort a request at a server, again and again until cancelled."""
-    while True:
+async def abort(waiting: Waiting, access: Access, rid: str) -> None:
+    """Abort a request at its server, again and again until it is over."""
+    while not waiting.is_over:
         with suppress(UnansweredError):
             post = msgspec.json.encode({"rid": rid})
-            await ask_once(address, _ABORT, _ABORT_WITHIN_S, _MOST_BYTES, post=post, access=access)
+            await ask_once(waiting.address, _ABORT, _ABORT_WITHIN_S, _MOST_BYTES, post=post, access=access)
         await asyncio.sleep(_ABORT_EVERY_S)
