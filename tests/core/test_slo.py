@@ -67,6 +67,20 @@ def test_a_session_leaves_an_endpoint_that_would_miss_its_objective() -> None:
     assert decision.addresses[0] == "fast:1"
 
 
+@pytest.mark.parametrize("endpoints", [2, 40])
+def test_a_draining_endpoint_gets_nothing_new_though_it_alone_would_meet_it(endpoints: int) -> None:
+    """It is idle, as it drains, and the others have what it would have."""
+    world = World()
+    world.endpoint("drains:1", rtt_ms=1.0)
+    for number in range(endpoints - 1):
+        world.endpoint(f"busy-{number}:1", pending_prefill_tokens=30_000, inflight_requests=5)
+    world.router.planner.draining.add("drains:1")
+    decision = asked(world, Slo(500.0))
+    assert isinstance(decision, Decision)
+    assert decision.addresses[0] != "drains:1"
+    assert isinstance(asked(world, Slo(500.0, refuses=True)), Refusal)
+
+
 def test_a_large_pool_is_narrowed_as_a_small_one_is() -> None:
     world = World()
     for number in range(40):

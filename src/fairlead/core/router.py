@@ -155,14 +155,16 @@ class Router(Halves):
                 return Refusal("no_endpoint" if waits else "one_server")
         known = self._known(request, others, now_s)
         needs = adapter_needs(request.adapter, endpoints) if request.adapter else NO_NEEDS
+        bound = self.affinity_target(request, now_s)
+        if self.planner.draining:  # before its objective counts, as idle endpoints meet that best
+            endpoints = self.planner.without_draining(endpoints, bound)
         if request.slo is not None and not request.unread:
             met = meeting(request.slo, endpoints, request, known.tokens, needs)
             if not met.endpoints and request.slo.refuses:
                 return Refusal("slo_unmet", met.late_ms)
             endpoints = met.endpoints or endpoints
-        bound = self.affinity_target(request, now_s)
         target = bound if bound is None else self.planner.stayed_at(request, bound, endpoints, known.tokens)
-        if self.planner.draining:
+        if self.planner.draining and target != bound:
             endpoints = self.planner.without_draining(endpoints, target)
         options = Options(request, table, endpoints, known.tokens, target, needs, known.blocks)
         way = self._way(options, known, subset, now_s)
