@@ -10,6 +10,7 @@ import pytest
 
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.in_flight import InFlight
+from fairlead.core.objective import Slo
 from fairlead.core.pool import FEW, Pool
 from fairlead.core.reported import EngineIdentity
 from fairlead.core.router import Router
@@ -49,6 +50,31 @@ def test_an_adapter_that_must_be_loaded_costs_more_than_its_equally_capable_mode
 def test_a_route_of_adapters_alone_goes_where_they_are_listed() -> None:
     where = router(make_endpoint("a:1", "base"), engine("b:1"))
     assert {admitted(where, "adapters").address for _ in range(4)} == {"b:1"}
+
+
+def near_and_far(**fields: Any) -> Router:
+    """The engine of the adapter is far cheaper than that of the model."""
+    alone = EngineIdentity(models=("other", "sql"), adapters=("sql",))
+    base = make_endpoint("a:1", "base", rtt_ms=900.0, identity=EngineIdentity(models=("base",)))
+    return router(base, make_endpoint("b:1", "other", **({"identity": alone} | fields)))
+
+
+def test_a_model_of_which_only_draining_engines_are_left_is_not_chosen() -> None:
+    where = near_and_far()
+    assert admitted(where).decision.addresses == ("b:1",)
+    where.planner.draining.add("b:1")
+    assert admitted(where).decision.addresses == ("a:1",)
+    where.planner.draining.add("a:1")
+    assert admitted(where).decision.addresses == ("b:1",)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_of_a_routes_models_one_is_chosen_that_should_meet_the_objective(refuses: bool) -> None:
+    where = near_and_far(decode_ms_per_token=22.0)
+    assert admitted(where).decision.addresses == ("b:1",)
+    found = where.admit(msgspec.structs.replace(request("auto"), slo=Slo(tpot_ms=21.0, refuses=refuses)))
+    assert isinstance(found, InFlight)
+    assert found.decision.addresses == ("a:1",)
 
 
 def test_an_adapter_that_answered_wrongly_is_not_its_model() -> None:

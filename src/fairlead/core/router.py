@@ -122,7 +122,7 @@ class Router(Halves):
 
         One engine may serve several of them, with other cached prefixes and another capability for each.
         """
-        chosen, least = request, (True, True, inf)
+        chosen, least, draining = request, (True, True, True, True, inf), self.planner.draining
         for model in models:
             asked = self.pool.called(msgspec.structs.replace(request, model=model), model)
             table, endpoints = self._open_to(asked, subset, now_s)
@@ -130,11 +130,19 @@ class Router(Halves):
                 continue
             held = self.index.match(asked.prefix, now_s) if asked.prefix else {}
             needs = adapter_needs(asked.adapter, endpoints) if asked.adapter else NO_NEEDS
-            target = self.affinity_target(asked, now_s)
-            ranking, _ = self.rank(Options(asked, table, endpoints, _in_tokens(held, asked), target, needs, held))
+            target, cached_tokens, is_late = self.affinity_target(asked, now_s), _in_tokens(held, asked), False
+            if draining:
+                endpoints = self.planner.without_draining(endpoints, target)
+            if asked.slo is not None and not asked.unread:
+                met = meeting(asked.slo, endpoints, asked, cached_tokens, needs).endpoints
+                endpoints, is_late = met or endpoints, not met
+            ranking, _ = self.rank(Options(asked, table, endpoints, cached_tokens, target, needs, held))
             first, length = ranking.order[0], endpoints[0].max_model_len
-            # As among a route's own models: a last resort, or one that the prompt does not fit, only if all are.
-            cost = not endpoints[0].health.healthy, length is not None and request.tokens > length, first.score
+            # As among a route's own models: a last resort, one that the prompt does not fit, one that drains, or one
+            # that misses the objective, only if all are.
+            is_too_long = length is not None and request.tokens > length
+            drains = first.candidate.address in draining and first.candidate.address != target
+            cost = not endpoints[0].health.healthy, is_too_long, drains, is_late, first.score
             if cost < least:
                 chosen, least = asked, cost
         return chosen
