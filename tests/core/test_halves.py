@@ -64,6 +64,19 @@ def test_without_one_that_computes_prompts_nobody_can_answer() -> None:
     assert is_refused(ask(world))
 
 
+def test_one_that_drains_computes_prompts_only_while_no_other_is_left() -> None:
+    world = pool()
+    other = world.endpoint("10.0.0.4:1", role="prefill", engine="sglang", kv_connector="sglang", identity=HALF)
+    world.router.planner.draining.add(PREFILL)
+    for healthy, expected in ((True, other.address), (False, PREFILL)):
+        other.health.withhold("draining", active=not healthy)
+        in_flight = ask(world)
+        assert isinstance(in_flight, InFlight)
+        assert in_flight.hop is not None
+        assert in_flight.hop.address == expected
+        in_flight.withdraw(1.0)
+
+
 @pytest.mark.parametrize("connector", ["nixl", ""])
 def test_one_with_another_connector_is_of_no_use(connector: str) -> None:
     world = pool(engine="vllm", kv_connector=connector, identity=EngineIdentity("0.32.0"))

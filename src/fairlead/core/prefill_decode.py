@@ -89,15 +89,20 @@ def prefilling_by_model(endpoints: Iterable[Endpoint]) -> Mapping[str, tuple[End
 def prefillers(
     among: Sequence[Endpoint], name: str | None, subset: Collection[str] | None, draining: Collection[str]
 ) -> list[Endpoint]:
-    """Those of `among` that may compute a prompt now; `name` is the model, or an adapter of it, that is asked for."""
-    return [
+    """Those of `among` that may compute a prompt now; `name` is the model, or an adapter of it, that is asked for.
+
+    Where all of them drain, those without which nobody could answer.
+    """
+    able = [
         e
         for e in among
         if e.health.healthy
         and (subset is None or e.address in subset)
-        and e.address not in draining
         and (e.model == name or not e.identity.models or name in e.identity.models)
     ]
+    if not draining:
+        return able
+    return [e for e in able if e.address not in draining] or [e for e in able if not e.spec.answers_alone]
 
 
 def may_pass_on(source: Endpoint, target: Endpoint) -> bool:
