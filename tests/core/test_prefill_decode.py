@@ -312,7 +312,8 @@ def test_a_streak_of_failed_prefills_ejects_the_endpoint_and_a_gone_client_does_
     assert not endpoint.health.healthy
 
 
-def test_the_engines_proxy_keeps_its_part_until_the_answer_begins() -> None:
+def by_proxy() -> tuple[World, InFlight]:
+    """A request of which the engine's proxy asks for the prompt."""
     world = pool(kv_connector="proxy")
     world.router.pool.by_address[PREFILL].respecify(
         msgspec.structs.replace(world.router.pool.by_address[PREFILL].spec, kv_connector="proxy")
@@ -322,6 +323,22 @@ def test_the_engines_proxy_keeps_its_part_until_the_answer_begins() -> None:
     in_flight = ask(world)
     in_flight.prefilled_elsewhere(0.0, ended=False)
     in_flight.sent(in_flight.request, 0.0)
+    return world, in_flight
+
+
+@pytest.mark.parametrize("code", [400, 502])
+def test_a_prompt_that_the_engines_proxy_asked_for_in_vain_was_computed_nowhere(code: int) -> None:
+    world, in_flight = by_proxy()
+    prefiller = world.router.pool.by_address[PREFILL]
+    prefiller.request_failed(0.5)
+    in_flight.served(DECODE, code, 1.0, in_one_piece=True)
+    assert (loads(world)[0], world.router.index.match((1, 2, 3, 4), 1.0)) == (Load(), {})
+    assert prefiller.health.doubtful
+    assert in_flight.ended(2.0) is not None
+
+
+def test_the_engines_proxy_keeps_its_part_until_the_answer_begins() -> None:
+    world, in_flight = by_proxy()
     assert loads(world)[0].inflight_requests == 1
     in_flight.served(DECODE, 200, 1.0, in_one_piece=False)
     assert loads(world)[0] == Load()

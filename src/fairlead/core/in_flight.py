@@ -196,7 +196,10 @@ class InFlight:
         placement, decision = self._placement, self.decision
         # Where both halves get the request at once, an answer begins before its prompt is computed.
         if self.hop is not None and self.hop.connector != BY_ROOM:
-            self._leave_hop(self.hop, now_s)
+            if code < CLIENT_ERROR:
+                self._leave_hop(self.hop, now_s)
+            else:  # whichever of the two failed
+                self._drop_hop(now_s)
         for tried in decision.addresses:
             if tried == address:
                 break
