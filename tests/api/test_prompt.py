@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fairlead.api.body_limits import MOST_ANSWERS
 from fairlead.api.paths import GENERATION_PATHS, generation_path
 from fairlead.api.prompt import Malformed, Prompt, parse
 
@@ -105,6 +106,28 @@ def test_odd_metadata_counts_as_no_attempt(metadata: object) -> None:
 )
 def test_the_output_limit_is_read_where_it_makes_sense(path: str, body: dict[str, Any], limit: int | None) -> None:
     assert read(path, **body).max_output_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "answers"),
+    [
+        ("/v1/chat/completions", {"messages": []}, 1),
+        ("/v1/chat/completions", {"messages": [], "n": 8}, 8),
+        ("/v1/chat/completions", {"messages": [], "n": 999_999_999}, MOST_ANSWERS),
+        ("/v1/chat/completions", {"messages": [], "n": -3}, 1),
+        ("/v1/chat/completions", {"messages": [], "n": "many"}, 1),
+        ("/v1/completions", {"prompt": "one, [two]", "n": 2, "best_of": 5}, 5),
+        ("/v1/completions", {"prompt": ["one", 'two "quoted"', "three"], "n": 2}, 6),
+        ("/v1/completions", {"prompt": [1, 2, 3]}, 1),
+        ("/v1/completions", {"prompt": [[1, 2], [3]]}, 2),
+        ("/v1/completions", {"prompt": []}, 1),
+        ("/generate", {"text": ["one", "two"], "sampling_params": {"n": 3}}, 6),
+        ("/generate", {"input_ids": [[1], [2]], "sampling_params": [{"n": 3}]}, 2),
+        ("/v1/responses", {"input": "needle", "text": {"format": {"type": "text"}}}, 1),
+    ],
+)
+def test_the_answers_that_a_body_asks_for_are_counted(path: str, body: dict[str, Any], answers: int) -> None:
+    assert read(path, **body).answers == answers
 
 
 def test_an_error_names_the_parameter() -> None:

@@ -44,6 +44,7 @@ def test_few_answers_and_those_that_show_nothing_of_the_choice_say_nothing() -> 
         calibration.observed(decided(), seen(None))
         calibration.observed(decided(), seen(direct=False))
         calibration.observed(decided(), seen(media=1))
+        calibration.observed(decided(), seen(several=True))
         calibration.observed(decided(), msgspec.structs.replace(seen(), address="b:1"))
     calibration.settle()
     assert calibration.tenths() == {}

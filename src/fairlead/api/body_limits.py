@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 MOST_ITEMS: Final = 131_072  # objects and lists of a body, outside of its strings; messages and parts among them
 MOST_KEYS: Final = 4 * MOST_ITEMS  # of all its objects
 MOST_ATTEMPTED: Final = 32  # a longer list says nothing more, and penalty**attempts must stay a float
+MOST_ANSWERS: Final = 1024  # that one body is counted to ask for
 MOST_NAME_CHARACTERS: Final = 256  # of a model
 _WINDOW_BYTES: Final = 1 << 20
 _FEW: Final = 256

@@ -5,21 +5,19 @@ Each value stays an undecoded slice of the body (`msgspec.Raw`) until somebody a
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
 
-from fairlead.api.body_limits import MOST_ATTEMPTED, MOST_NAME_CHARACTERS
+from fairlead.api.body_limits import MOST_ANSWERS, MOST_ATTEMPTED, MOST_NAME_CHARACTERS
 from fairlead.api.cache_keys import CacheKeys
 
 Slice = msgspec.Raw | msgspec.UnsetType  # of the body, undecoded
 UNSET: Final = msgspec.UNSET
 NULL: Final = msgspec.Raw(b"null")
 _QUOTE: Final = ord('"')
-_BRACKET: Final = ord("[")
-_ONE: Final = (b"1", b"null")
-_BEFORE_NEXT: Final = {b'",': (b'"', b' "', b"\n", b"\r"), b"],": (b"[", b" [", b"\n", b"\r")}  # of prompts in a list
-_FIRST_BYTES: Final = 64
+_LIST_OF_PROMPTS: Final = re.compile(rb'\s*\[\s*(["\[])')
 _MOST_LIMIT_DIGITS: Final = 9
 _MOST_SHORT_BYTES: Final = 1 << 14  # of a value that is decoded: OpenAI's metadata has at most 16 pairs of 576
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -150,25 +148,26 @@ def asks_of_prompt(read: Body) -> bool:
     return read.logprob_start_len is not UNSET and bytes(read.logprob_start_len).isdigit()
 
 
-def asks_for_several(read: Body) -> bool:
-    """Whether the answer is of several texts, which an engine makes at the same time: `n`, or a list of prompts."""
-    if read.n is read.best_of is read.prompt is read.text is read.input_ids is read.sampling_params is UNSET:
-        return False
-    if any(value is not UNSET and bytes(value) not in _ONE for value in (read.n, read.best_of)):
-        return True
-    if any(value is not UNSET and _are_several(value) for value in (read.prompt, read.text, read.input_ids)):
-        return True
+def answers_of(read: Body) -> int:
+    """How many answers it asks for: some for each of its prompts. An engine decodes all of them at once."""
+    if read.n is read.best_of is read.sampling_params is read.prompt is read.text is read.input_ids is UNSET:
+        return 1
     sampling = _sampling(read)
-    return sampling is not None and sampling.n is not UNSET and bytes(sampling.n) not in _ONE
+    wanted = (read.n, read.best_of, UNSET if sampling is None else sampling.n)
+    each = max([_limit(value) or 1 for value in wanted if value is not UNSET], default=1)
+    prompts = [_count_of_prompts(value) for value in (read.prompt, read.text, read.input_ids) if value is not UNSET]
+    return min(each * max(prompts, default=1), MOST_ANSWERS)
 
 
-def _are_several(prompts: msgspec.Raw) -> bool:
-    """Whether a list has several texts, or lists of token ids; a single text that quotes such a list counts, too."""
-    if memoryview(prompts)[0] != _BRACKET:
-        return False
-    written = bytes(prompts)
-    end = b"]," if written[1:_FIRST_BYTES].lstrip()[:1] == b"[" else b'",'
-    return end in written and any(end + after in written for after in _BEFORE_NEXT[end])
+def _count_of_prompts(value: msgspec.Raw) -> int:
+    """Of a list of texts, or of lists of token ids; that of texts to within those that end with a backslash."""
+    found = _LIST_OF_PROMPTS.match(value)
+    if found is None:
+        return 1
+    prompts = bytes(value)
+    if found[1] == b"[":
+        return max(1, prompts.count(b"[") - 1)
+    return max(1, (prompts.count(b'"') - prompts.count(b'\\"')) // 2)
 
 
 def _sampling(read: Body) -> _Sampling | None:

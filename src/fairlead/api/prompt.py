@@ -19,7 +19,7 @@ from fairlead.api.json_body import (
     UNREADABLE,
     UNSET,
     Reserved,
-    asks_for_several,
+    answers_of,
     asks_of_prompt,
     attempted,
     decode,
@@ -66,6 +66,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     adapter: str = ""  # that `lora_path` names, of the model (SGLang); empty: none, or no plain name
     is_all: bool = True  # that the engine reads; else it cuts the text, or reads what the text does not have
     is_told: bool = False  # in the answer, or its tokens' probabilities: no cache is read for it
+    answers: int = 1  # that it asks for
     several: bool = False  # texts that the engine makes at the same time: their tokens came side by side
     reply: Span | None = None  # in the text: the end of all that the last assistant's message answers, and its own end
 
@@ -112,7 +113,7 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
         return TOO_MANY
     pieces, user_text, media, reply = found
     adapter = "" if read.lora_path is UNSET else _plain_name(read.lora_path)
-    text, key = _SEPARATOR.join(pieces), cache_key(read, adapter)
+    text, key, answers = _SEPARATOR.join(pieces), cache_key(read, adapter), answers_of(read)
     return Prompt(
         read.model,
         text,
@@ -129,7 +130,8 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
         adapter=adapter,
         is_all=not (key and reads_otherwise(read)),
         is_told=asks_of_prompt(read),
-        several=asks_for_several(read),
+        answers=answers,
+        several=answers > 1,
         reply=reply and reply_span(pieces, *reply, len(text)),
     )
 

@@ -53,7 +53,7 @@ class Calibration:
         return {key: _tenths(sorted(pairs)) for key, pairs in self._pairs.items() if len(pairs) >= _TENTHS}
 
     def _count(self, decision: Decision, seen: Observation) -> None:
-        if not decision.best or not seen.direct or seen.media or seen.first_token_ms is None:
+        if not decision.best or not seen.direct or seen.media or seen.several or seen.first_token_ms is None:
             return
         chosen = decision.best[0].candidate
         if chosen.address != seen.address:

@@ -57,6 +57,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     slo: Slo | None = None
     may_split: bool = False  # one endpoint can compute its prompt and another decode: see `core.prefill_decode`
     adapter: str = ""  # the model is one, and this is its name; its base model's slots are few
+    answers: int = 1  # that it asks for, decoded alongside each other
     several: bool = False  # texts are made at the same time, and counted together
     name: str = ""  # what engines call the model, where it is an adapter or a second name; empty: by their own
 
@@ -165,6 +166,7 @@ def make_facts(
         measured.turn,
         measured.last_turn,
         task,
+        answers=prompt.answers,
         several=prompt.several,
     )
     if prompt.is_told:
