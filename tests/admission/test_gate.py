@@ -193,6 +193,13 @@ def test_a_request_costs_its_prefill_and_its_share_of_the_steps() -> None:
     assert 100.0 < took_ms < 200.0
 
 
+def test_several_answers_share_steps_and_cost_more_than_one() -> None:
+    alone = make_endpoint("a:1", prefill_ms_per_token=0.1, decode_ms_per_token=10.0)
+    one = msgspec.structs.replace(FACTS, max_output_tokens=100)
+    took_ms, _ = engine_ms(alone, msgspec.structs.replace(one, answers=8), 0)
+    assert 1000.0 < took_ms - 100.0 < 8 * 1000.0
+
+
 def test_the_choice_is_among_those_with_room_else_among_those_that_are_not_full() -> None:
     waits, full, free = busy("a:1", pending_prefill_tokens=9000), busy("b:1"), busy("c:1")
     full.refused(0.0)

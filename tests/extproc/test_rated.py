@@ -79,6 +79,13 @@ def test_a_tenant_pays_for_its_prompt_and_for_the_answer_that_it_allows(world: W
     assert world.paid(b"u") == few + 50
 
 
+def test_each_answer_that_it_asks_for_is_paid(world: World) -> None:
+    world.ask(max_tokens=10)
+    one = world.paid()
+    world.ask("u", max_tokens=10, n=8)
+    assert world.paid(b"u") == one + 70
+
+
 def test_beyond_its_limit_it_is_told_when_to_come_back_in_openais_envelope_and_headers() -> None:
     world = World(tokens=100)
     assert destination(world.ask(max_tokens=80).replies[-1])

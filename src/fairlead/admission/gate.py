@@ -193,15 +193,15 @@ def engine_ms(endpoint: Endpoint, request: RequestFacts, cached_tokens: int) -> 
     speed, length = endpoint.speed, endpoint._max_model_len
     tokens = request.tokens if length is None or request.tokens < length else length
     prefill_ms = speed.prefill_ms(tokens, cached_tokens)
-    share = 1 / max(1, endpoint._load.inflight_requests) + speed.batch_slowdown
+    share = 1 / max(1, endpoint._load.inflight_requests + request.answers - 1) + speed.batch_slowdown
     decode_ms = answer_tokens(endpoint, request) * speed.decode_ms_per_token * min(1.0, share)
     return prefill_ms + decode_ms, prefill_ms
 
 
 def answer_tokens(endpoint: Endpoint, request: RequestFacts) -> float:
-    """Those of a usual answer there, or as many as the request allows."""
+    """Those of a usual answer there, or as many as the request allows; of each that it asks for."""
     usual, limit = endpoint.speed.answer_tokens, request.max_output_tokens
-    return usual if limit is None or limit >= usual else limit
+    return request.answers * (usual if limit is None or limit >= usual else limit)
 
 
 def is_refused_at_once(endpoint: Endpoint, tokens: int) -> bool:
