@@ -185,6 +185,21 @@ async def test_a_higher_priority_begins_first() -> None:
     batch.stream.close()
 
 
+async def test_a_deadline_goes_first_among_its_tenants_requests_and_not_where_nobody_names_tenants() -> None:
+    room = Room()
+    room.is_slow()
+    own, hasty = room.ask(x_tenant="t"), room.ask(x_tenant="t", x_slo_ttft_ms="1")
+    room.has_room()
+    assert destination((await later(hasty))[0])
+    own.stream.close()
+    room = Room()
+    room.is_slow()
+    first, hasty = room.ask(), room.ask(x_slo_ttft_ms="1")
+    room.has_room()
+    assert destination((await later(first))[0])
+    hasty.stream.close()
+
+
 async def test_a_client_that_leaves_is_forgotten_at_once() -> None:
     room = Room()
     asked = [room.ask() for _ in range(100)]

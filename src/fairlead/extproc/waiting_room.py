@@ -113,10 +113,12 @@ class WaitingRoom:
         ttl = headers.get(names.QUEUE_TTL)
         if ttl is not None and (ttl_s := duration_s(ttl)) is not None:
             longest_s = min(longest_s, ttl_s)
-        due_in_s = _stated_ms(headers, names.SLO_TTFT_MS, inf) / 1e3
+        tenant, due_in_s = self.naming.tenant(headers), inf
+        if tenant or self.naming.believes_slos:  # else it would go before what other clients sent earlier
+            due_in_s = _stated_ms(headers, names.SLO_TTFT_MS, inf) / 1e3
         if due_in_s == inf and (slo := self.slo(headers, route)) is not None:
             due_in_s = slo.ttft_ms / 1e3
-        return Terms(level, self.naming.tenant(headers), longest_s, due_in_s)
+        return Terms(level, tenant, longest_s, due_in_s)
 
     def slo(self, headers: Headers, route: str) -> Slo | None:
         """What a request wants, by its headers where somebody vouches for them, else by its route."""
