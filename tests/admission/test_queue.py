@@ -90,6 +90,28 @@ def test_one_that_does_not_fit_yet_closes_its_lane_and_no_other() -> None:
     assert world.leaves() == ["large", "small", "small, below"]
 
 
+def test_who_holds_others_up_and_leaves_has_had_its_turn() -> None:
+    """A prompt that needs most of an engine, sent again and again with a short time to wait."""
+    world = World()
+
+    def leaves() -> str | None:
+        taken = world.queue.next("m", always_open, world.now_s, lambda waiting: world.names[waiting] != "large")
+        if taken is None:
+            return None
+        world.queue.charge(taken, taken.waiting.cost_ms, world.now_s)
+        return world.names[taken.waiting]
+
+    for number in range(5):
+        world.waits(f"small {number}", tenant=b"small", cost_ms=10)
+    assert leaves() == "small 0"
+    first = world.waits("large", tenant=b"large", cost_ms=30)
+    assert first is not None
+    assert leaves() is None
+    world.queue.give_up(first)
+    world.waits("large", tenant=b"large", cost_ms=30)
+    assert [leaves() for _ in range(3)] == ["small 1", "small 2", "small 3"]
+
+
 def test_a_lower_level_is_slow_and_not_dead() -> None:
     world = World(aging_s=10.0, aged_share=0.1)
     world.waits("old", level=-1, cost_ms=100)

@@ -267,7 +267,7 @@ class Admission:
 
     def leave(self, waiting: Waiting) -> None:
         """Its client is gone."""
-        if self.queue.remove(waiting):
+        if self.queue.give_up(waiting):
             self._count(waiting.level, "client_gone")
 
     def release(self, now_s: float) -> bool:

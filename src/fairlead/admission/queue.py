@@ -46,7 +46,7 @@ class Group:
 
 
 class WaitQueue:
-    """`enter`, then exactly one of `next` (and `charge`), `remove`, `expire` for each request."""
+    """`enter`, then exactly one of `next` (and `charge`), `remove`, `give_up`, `expire` for each request."""
 
     def __init__(self, rules: QueueRules) -> None:
         self.rules = rules
@@ -161,6 +161,7 @@ class WaitQueue:
                 self._forget(waiting)
                 return Taken(waiting, group, band, tenant, credit_share)
             closed.add(waiting.lane)
+            waiting.holds_up = True
         return None
 
     def _first(
@@ -227,9 +228,18 @@ class WaitQueue:
         over: list[Waiting] = []
         while len(over) < most and self.next_deadline_s <= now_s:
             waiting = heappop(self._deadlines)[2]
-            if self.remove(waiting):
+            if self.give_up(waiting):
                 over.append(waiting)
         return over
+
+    def give_up(self, waiting: Waiting) -> bool:
+        """`remove`, of one that waits no longer by itself. What held others up is charged as if it had begun: else its
+        tenant, who was given nothing, would be next again as soon as it came back, and hold them up once more.
+        """
+        band = self._band(waiting.lane.group, waiting.level)
+        if waiting.holds_up and waiting.otherwise is None and band is not None and isinstance(waiting.account, Account):
+            band.charge(waiting.account.tenant, waiting.cost_ms)
+        return self.remove(waiting)
 
     def all(self) -> list[Waiting]:
         """Everything that waits, by arrival."""

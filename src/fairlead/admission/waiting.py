@@ -43,6 +43,7 @@ class Waiting:
         "due_s",
         "expires_s",
         "flow",
+        "holds_up",
         "lane",
         "level",
         "number",
@@ -78,6 +79,7 @@ class Waiting:
         self.expires_s = expires_s
         self.due_s = min(due_s, expires_s)  # the first due of a tenant goes first; equal ones in order of arrival
         self.otherwise = otherwise  # the lane in which it waits on after `expires_s`, and until when
+        self.holds_up = False  # others in its lane, as it was next and did not fit
         self.number = 0
         self.account: object = None  # None: it does not wait
         self.flow: object = None
