@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,9 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
+from fairlead.admin import rates
 from fairlead.admin.app import admin_app
+from fairlead.admission.rates import Rate, RateLimits, RateRules
 from fairlead.config import Tenants
 from fairlead.core.facts import session_key
 from fairlead.core.learned_times import LEAST_SAMPLES
@@ -303,3 +306,23 @@ async def test_no_page_shows_a_prompt_a_session_or_a_password(tmp_path: Path) ->
     assert '"endpoint":"http://127.0.0.1:1"' in pages[0]
     assert '"endpoint":"127.0.0.1:1"' in pages[4]
     assert [secret for secret in ("hush", "private") if any(secret in page for page in pages)] == []
+
+
+async def test_many_tenants_limits_are_shown_in_steps_between_which_requests_go_in() -> None:
+    limits = RateLimits()
+    limits.use(RateRules(others=Rate(tokens=1000.0)), 0.0)
+    for number in range(2000):
+        limits.take(b"%d" % number, float(number % 1000), 0.0, 0.0)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    shown = await rates.document(limits, 0.0)
+    running.cancel()
+    assert turns > 5
+    assert [each["limits"]["tokens"]["left"] for each in shown[:4]] == [1, 1, 2, 2]

@@ -89,6 +89,12 @@ def test_a_reload_leaves_a_bucket_as_full_as_it_was() -> None:
     assert left(rates, b"a") == 1000
 
 
+def test_a_look_that_is_a_moment_late_gives_no_moment_twice() -> None:
+    rates = limits()
+    rates.take(b"a", 1000, 0.0, 0.0)
+    assert [left(rates, b"a", now_s) for now_s in (30.0, 0.0, 30.0)] == [500, 500, 500]
+
+
 def test_a_tenant_is_forgotten_only_when_that_gives_it_nothing() -> None:
     rates = limits(RateRules(others=Rate(tokens=1000), most_tenants=2))
     for tenant in (b"a", b"b"):

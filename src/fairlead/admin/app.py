@@ -119,7 +119,7 @@ class _Pages:
         return json_answer({"waiting": waiting.document(services.admission, services.clock_s())})
 
     async def _rates(self, _: web.Request) -> web.Response:
-        return json_answer({"rates": rates.document(self._services.rates, self._services.clock_s())})
+        return json_answer({"rates": await rates.document(self._services.rates, self._services.clock_s())})
 
     async def _calibration(self, _: web.Request) -> web.Response:
         return json_answer({"calibration": calibration.document(self._services.calibration)})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from heapq import nsmallest
 from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -11,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from fairlead.admission.rates import OTHERS, Level, RateLimits
 
 _SHOWN: Final = 50  # tenants, those with the least left
+_AT_ONCE: Final = 256
 
 
 def metrics(rates: RateLimits) -> Iterator[Metric]:
@@ -37,9 +40,13 @@ def metrics(rates: RateLimits) -> Iterator[Metric]:
     )
 
 
-def document(rates: RateLimits, now_s: float) -> list[dict[str, Any]]:
+async def document(rates: RateLimits, now_s: float) -> list[dict[str, Any]]:
     """Each tenant's limits and what is left of them, those with the least left first."""
-    found = sorted(rates.all_levels(now_s), key=lambda each: _least(each[1]))[:_SHOWN]
+    found: list[tuple[float, int, bytes, tuple[Level, ...]]] = []
+    for number, (tenant, levels) in enumerate(rates.all_levels(now_s)):
+        if number % _AT_ONCE == _AT_ONCE - 1:
+            await asyncio.sleep(0)  # ten thousand take 40 ms: requests go in between
+        found.append((_least(levels), number, tenant, levels))
     return [
         {
             "tenant": "others" if tenant == OTHERS else tenant.decode(errors="replace"),
@@ -52,7 +59,7 @@ def document(rates: RateLimits, now_s: float) -> list[dict[str, Any]]:
                 for level in levels
             },
         }
-        for tenant, levels in found
+        for _, _, tenant, levels in nsmallest(_SHOWN, found)
     ]
 
 

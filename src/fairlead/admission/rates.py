@@ -78,7 +78,7 @@ class _Bucket:
 
     def fill(self, share: float, now_s: float) -> None:
         minutes = max(0.0, now_s - self.at_s) / _MINUTE_S
-        self.at_s = now_s
+        self.at_s = max(self.at_s, now_s)  # who shows all of them comes to some a moment later than it says
         for unit, left in self.left.items():
             limit = self.rate.of(unit) * share
             self.left[unit] = min(limit, left + limit * minutes)
@@ -193,7 +193,7 @@ class RateLimits:
             found[1].pay(tokens, engine_ms)
 
     def all_levels(self, now_s: float) -> Iterator[tuple[bytes, tuple[Level, ...]]]:
-        """Of each tenant that is remembered, for people."""
+        """Of each tenant that is remembered, for people; requests may be granted while this is read."""
         for key, bucket in [*self._kept.items(), *self._buckets.items()]:
             bucket.fill(self.share, now_s)
             yield key, bucket.levels(self.share)
