@@ -200,6 +200,19 @@ async def test_a_deadline_goes_first_among_its_tenants_requests_and_not_where_no
     hasty.stream.close()
 
 
+async def test_who_names_no_model_waits_with_those_who_do() -> None:
+    room = Room()
+    room.endpoints["10.0.0.3:1"].take(BUSY)
+    room.is_slow()
+    batch = Conversation(room.services)
+    _asked.append(batch)
+    batch.say(request_headers(path="/generate", extra={"x-priority": "batch"}), request_body(b'{"text": "hello"}'))
+    urgent = room.ask(x_priority="chat")
+    room.has_room()
+    assert destination((await later(urgent))[0])
+    assert room.waiting == 1
+
+
 async def test_a_client_that_leaves_is_forgotten_at_once() -> None:
     room = Room()
     asked = [room.ask() for _ in range(100)]

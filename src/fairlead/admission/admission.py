@@ -25,7 +25,7 @@ from fairlead.core.facts import RequestFacts
 from fairlead.core.histogram import DURATION_SECONDS, Histogram
 from fairlead.core.in_flight import InFlight
 from fairlead.core.policy import Refusal
-from fairlead.core.pool import Pool
+from fairlead.core.pool import ANY_MODEL, Pool
 from fairlead.core.router import Router
 from fairlead.core.slo import least_first_token_ms
 
@@ -123,7 +123,7 @@ class Admission:
         lane = self._lanes.get(model)
         if lane is None:
             known = model if pool.serving(model) else None
-            lane = Lane(known, self._groups.get(known or "", ""))
+            lane = Lane(known, "" if known is None else self._groups.get(known, ""))
             if known == model:  # any client may name any model
                 self._lanes[model] = lane
         if subset is None and tpot_ms == inf and not context:
@@ -383,7 +383,10 @@ def retry_after_s(wait_ms: float) -> int:
 
 
 def _groups(pool: Pool) -> dict[str, str]:
-    """The group of every model and route: models that a route connects are one group, and so are their adapters."""
+    """The group of every model and route: models that a route connects are one group, and so are their adapters.
+
+    Of requests that name no model where they can go to one group only.
+    """
     served = {route: tuple(dict.fromkeys(e.model for e in pool.serving(route))) for route in pool.routes}
     root = {model: model for model in pool.models}
 
@@ -401,4 +404,7 @@ def _groups(pool: Pool) -> dict[str, str]:
         groups[route] = next((groups[model] for model in models if model in groups), "")
     for name in pool.names:
         groups[name] = next((groups[endpoint.model] for endpoint in pool.serving(name)), "")
+    of_any = {groups[endpoint.model] for endpoint in pool.serving(ANY_MODEL)}
+    if len(of_any) == 1:  # who names no model waits with those who do; of several groups it would make one
+        groups[ANY_MODEL] = of_any.pop()
     return groups
