@@ -64,7 +64,8 @@ class World:
 
     def __init__(self, *, evicts: bool = True) -> None:
         pool = Pool()
-        self.endpoint = pool.endpoint("a:1", "m")
+        self.endpoint, other = pool.endpoint("a:1", "m"), pool.endpoint("b:1", "m")
+        other.take(Load(1, 20_000, 20_000))
         self.admission = Admission(pool.router, Rules(begin_within_ms=1000.0, evicts_lower=evicts))
         self.endpoint.take(Load(1, 20_000, 20_000))
         self.ended: list[Running] = []
@@ -92,6 +93,17 @@ def test_a_higher_level_that_has_waited_ends_a_lower_ones_answer() -> None:
 def test_off_by_default_and_never_for_its_own_level() -> None:
     for world, level in ((World(evicts=False), 1), (World(), -1)):
         world.waits(level)
+        world.admission.release(PATIENCE_S + 1)
+        assert world.ended == []
+
+
+def test_nothing_ends_where_the_room_would_be_of_no_use() -> None:
+    drained, ejected = World(), World()
+    drained.admission.router.planner.draining.add("a:1")
+    for _ in range(3):
+        ejected.endpoint.probed(False, 0.0, 3)
+    for world in (drained, ejected):
+        world.waits(1)
         world.admission.release(PATIENCE_S + 1)
         assert world.ended == []
 

@@ -313,7 +313,7 @@ class Admission:
         if since_s > now_s - PATIENCE_S:
             return
         for lane in self.queue.groups[group_name].bands[level].lanes:
-            addresses = {e.address for e in self.router.pool.serving(lane.model) if lane.may_go_to(e)}
+            addresses = {endpoint.address for endpoint in self.gate.endpoints(lane)}
             running = self.evictions.choose(group_name, level, addresses)
             if running is not None:
                 self._count(running.level, "evicted")

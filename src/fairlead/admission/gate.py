@@ -108,7 +108,7 @@ class Gate:
             if hint in serving:
                 return True
         found = False
-        for endpoint in self._endpoints(lane):
+        for endpoint in self.endpoints(lane):
             found = True
             uncached = _uncached(endpoint, tokens, cached)
             if _keeps_pace(lane, endpoint) and _has_room(endpoint, room, now_s, tokens=uncached):
@@ -135,24 +135,22 @@ class Gate:
         group = lane.group
         has_room = frozenset(
             e.address
-            for e in self._endpoints(lane)
+            for e in self.endpoints(lane)
             if self.has_room(e, group, now_s, tokens=_uncached(e, tokens, cached))
         )
-        return has_room or frozenset(
-            e.address for e in self._endpoints(lane) if not _is_full(e, _Room(inf, 0.0), now_s)
-        )
+        return has_room or frozenset(e.address for e in self.endpoints(lane) if not _is_full(e, _Room(inf, 0.0), now_s))
 
     def next_room_s(self, lane: Lane) -> float:
         """When an endpoint may have room by the mere passing of time."""
         due_s = inf
-        for endpoint in self._endpoints(lane):
+        for endpoint in self.endpoints(lane):
             due_s = min(due_s, endpoint.prefills.due_s)
             refused_s = endpoint.running_limit.refused_s
             if refused_s is not None:
                 due_s = min(due_s, refused_s + REFUSAL_S)
         return due_s
 
-    def _endpoints(self, lane: Lane) -> Iterator[Endpoint]:
+    def endpoints(self, lane: Lane) -> Iterator[Endpoint]:
         """As the router has them, without what drains while others are left: room there would let everything pass."""
         draining, found = self._router.planner.draining, False
         left_out: list[Endpoint] = []
