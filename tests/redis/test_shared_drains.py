@@ -37,6 +37,13 @@ async def test_a_drain_of_an_endpoint_that_is_gone_is_not_kept_in_redis(
     monkeypatch.setattr(drains, "_RENEW_S", 0.0)
     for address in ("a:1", "gone:1"):
         redis.ask("SET", KEY_PREFIX + address, "1", "EX", "100")
-    await join()
+    sidecar = await join()
     await until(lambda: redis.ask("TTL", KEY_PREFIX + "a:1") == ":3600\r\n", "that of the endpoint is renewed")
     assert int(redis.ask("TTL", KEY_PREFIX + "gone:1")[1:]) <= 100
+    assert sidecar.planner.draining == {"a:1", "gone:1"}, "it may only not be ready yet"
+    redis.ask("DEL", KEY_PREFIX + "gone:1")
+    await until(lambda: sidecar.planner.draining == {"a:1"}, "it drains no longer than Redis says")
+    sidecar.planner.draining.add("gone:1")  # as a state file of long ago says
+    sidecar.planner.draining.add("b:1")
+    await until(lambda: redis.ask("EXISTS", KEY_PREFIX + "b:1") == ":1\r\n", "a drain of the pool is written")
+    assert redis.ask("EXISTS", KEY_PREFIX + "gone:1") == ":0\r\n"

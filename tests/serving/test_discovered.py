@@ -229,7 +229,7 @@ async def test_a_drain_of_before_a_restart_holds_for_who_is_listed_and_not_for_w
     await world.start()
     await until(world.pool)
     draining = world.sidecar.services.router.planner.draining
-    draining |= {here.address, starts.address, "127.0.0.9:1"}  # as a file or Redis says
+    draining |= {here.address, starts.address, "127.0.0.9:1"}  # as a file says
     world.lists(here.address, starts.address, joins.address)
     await until(lambda: joins.address in world.pool())
     await until(lambda: draining == {here.address, starts.address})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from fairlead.admission.admission import Admission
@@ -54,6 +54,9 @@ class Store(Protocol):
     def load_of_peers(self, address: str) -> Load:
         """What the other sidecars have in flight at one endpoint."""
 
+    def draining(self) -> Collection[str]:
+        """Addresses of endpoints that drain, as the store says, in the pool or not."""
+
     def statistics(self) -> StoreStatistics | None:
         """None if there is no store."""
 
@@ -72,6 +75,9 @@ class NoStore:
 
     def load_of_peers(self, address: str) -> Load:  # noqa: ARG002
         return NO_LOAD
+
+    def draining(self) -> Collection[str]:
+        return ()
 
     def statistics(self) -> StoreStatistics | None:
         return None

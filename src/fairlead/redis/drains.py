@@ -7,7 +7,7 @@ after the endpoint left the pool: its address may come back as another engine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 from typing import Final, cast
 
@@ -41,6 +41,11 @@ class SharedDrains:
         self._clock_s = clock_s
         self._shared: set[str] = set()  # what Redis knows
 
+    @property
+    def shared(self) -> Collection[str]:
+        """Those that Redis says drain, in the pool or not."""
+        return self._shared
+
     def received(self, message: bytes) -> None:
         """`+` or `-`, and the address."""
         address = address_in(message[1:])
@@ -60,15 +65,22 @@ class SharedDrains:
             await self._write(redis)
             if self._clock_s() - renewed_s > _RENEW_S:
                 renewed_s = self._clock_s()
-                for address in self._draining & self._shared & self._pool():
-                    await answered(redis.set(KEY_PREFIX + address, "1", ex=_TTL_S))
+                await self._renew(redis)
             await asyncio.sleep(_PERIOD_S)
 
     async def leave(self, redis: Redis) -> None:
         await self._write(redis)
 
+    async def _renew(self, redis: Redis) -> None:
+        for address in self._draining & self._shared:
+            if address in self._pool():
+                await answered(redis.set(KEY_PREFIX + address, "1", ex=_TTL_S))
+            elif not await answered(redis.exists(KEY_PREFIX + address)):
+                self._draining.discard(address)
+                self._shared.discard(address)
+
     async def _write(self, redis: Redis) -> None:
-        for address in self._draining - self._shared:
+        for address in (self._draining - self._shared) & self._pool():
             await answered(redis.set(KEY_PREFIX + address, "1", ex=_TTL_S))
             await answered(redis.publish(self.channel, "+" + address))
             self._shared.add(address)

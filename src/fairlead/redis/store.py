@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
 
 from fairlead.addresses import without_password
@@ -64,6 +64,9 @@ class SharedStore:
 
     def load_of_peers(self, address: str) -> Load:
         return self.load.peers.of(address)
+
+    def draining(self) -> Collection[str]:
+        return self.drains.shared
 
     def statistics(self) -> StoreStatistics:
         sessions, load = self.sessions, self.load

@@ -57,7 +57,7 @@ class InForce:
         self._changing = asyncio.Lock()  # between a reload and a change of what is discovered
         self._pool_changed = asyncio.Event()
         self.known = asyncio.Event()  # `services.pool_is_known`
-        self.pool_changed: Callable[[], None] = lambda: None  # called in the same step
+        self.listener: Callable[[], None] = lambda: None  # called in the step that puts a pool in force
         services.discovery = Discovery(self._pool_changed.set, services.clock_s)
         services.envoys = EndpointDiscovery(lambda: withhold_unconfirmed(services), services.clock_s)
         self._addresses: list[str] | None = None  # of endpoints that are configured by name, where they changed
@@ -198,8 +198,8 @@ class InForce:
             self.known.set()
             services.envoys.publish(hosts_of(pool))
             listed = {each.address for each in services.discovery.endpoints()}
-            # A file or Redis may name engines that left before this sidecar came: another may come to their address.
-            router.planner.draining &= pool.by_address.keys() | listed
+            # A file may name engines that left before this sidecar came: another may come to their address.
+            router.planner.draining &= listed.union(pool.by_address, services.store.draining())
         withhold_unconfirmed(services)
         found = services.discovery.rules()
         objectives = bounded(found.priorities)
@@ -215,7 +215,7 @@ class InForce:
         services.prefills.accesses = {endpoint.address: endpoint.spec.access for endpoint in pool.endpoints}
         services.learner.forget_all_but(pool.endpoints)
         services.learner.apply(pool.endpoints)
-        self.pool_changed()
+        self.listener()
         services.budget.forget_all_but(pool.by_address)
         if gone:
             services.recorder.forget_all_but(pool.by_address)

@@ -94,7 +94,7 @@ class Sidecar:
         self._alongside("pool for Envoy", pool_for_envoy.keep())
         learned = LearnedFile(services, self._folder)
         learned.load()
-        self.in_force.pool_changed = learned.pool_changed
+        self.in_force.listener = learned.pool_changed
         self._at_end("learned constants", learned.save)
         self._alongside("learned constants", learned.keep())
         await self._take_requests(config.listen)
