@@ -101,6 +101,7 @@ class Changing:
         if self.changes % 50 == 0:
             self.services.learner.settle(pool.pool)
         pool.trim(self.services.clock_s())
+        self.services.kv_following.restarted(pool.pool.endpoints)
 
     def acks(self) -> None:
         last = self.pushed[-1]
@@ -171,6 +172,7 @@ async def test_memory_is_flat_and_nothing_of_a_gone_engine_is_left(changing: Cha
     assert set(router.sessions.by_endpoint()) <= here
     assert set(router.retentions) <= here
     assert set(services.observers.counts) <= here
+    assert set(services.kv_following._generations) <= here
     assert set(services.recorder.by_endpoint) <= here
     assert not any(router.index.blocks(address) for address in changing.gone)
     labels = {

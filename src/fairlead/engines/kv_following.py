@@ -66,11 +66,11 @@ class KvFollowing:
 
     def restarted(self, endpoints: Iterable[Endpoint]) -> None:
         """Notify the feeds of engines whose generation has grown since the last call."""
-        for endpoint in endpoints:
-            feed = self._feeds.get(endpoint.address)
-            if feed is not None and self._generations.get(endpoint.address, endpoint.generation) != endpoint.generation:
+        before, self._generations = self._generations, {each.address: each.generation for each in endpoints}
+        for address, generation in self._generations.items():
+            feed = self._feeds.get(address)
+            if feed is not None and before.get(address, generation) != generation:
                 feed.restarted()
-            self._generations[endpoint.address] = endpoint.generation
 
     async def stop(self) -> None:
         if self._task is not None:
