@@ -6,7 +6,11 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from fairlead.core.learned_state import VERSION
+from fairlead.core.answer_times import Work
+from fairlead.core.learned_state import VERSION, EngineState
+from fairlead.core.learned_times import WINDOW
+from fairlead.discovery.file import _MOST_ENDPOINTS
+from fairlead.serving.learned_file import MOST_BYTES
 from fairlead.serving.sidecar import Sidecar
 from tests.core.test_learning import seen
 from tests.serving.world import ConfigFile
@@ -67,6 +71,13 @@ async def test_without_news_the_file_stays_as_it_is(file: ConfigFile) -> None:
     await learned_ms(file)
     assert path.stat().st_mtime_ns == written
     assert msgspec.json.decode(path.read_bytes())["version"] == VERSION
+
+
+def test_of_the_most_engines_that_are_followed_all_samples_fit_into_the_file() -> None:
+    work = Work(*[123456.12345678901] * 11)
+    address, model = "[fd00:1234:5678:9abc:def0:1234:5678:9abc]:65535", "meta-llama/Llama-3.1-8B-Instruct"
+    engine = EngineState(address, model, True, [work] * 32, [work] * 32, [123456.12345678901] * WINDOW)
+    assert _MOST_ENDPOINTS * len(msgspec.json.encode(engine)) < MOST_BYTES
 
 
 async def test_a_restarted_sidecar_still_drains(file: ConfigFile) -> None:

@@ -20,7 +20,7 @@ from fairlead.files import replace_file
 
 SAVE_S: Final = 60.0
 _DRAINS_S: Final = 0.5
-MOST_BYTES: Final = 16 << 20
+MOST_BYTES: Final = 256 << 20  # all samples of the 10,000 engines that may be listed have some 140 MB
 
 log = structlog.get_logger("fairlead")
 
