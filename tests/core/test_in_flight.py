@@ -243,6 +243,24 @@ def test_a_client_that_leaves_before_any_answer_is_a_499() -> None:
     assert tuner.outcomes[0].code == ABORTED_CODE
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_how_requests_end_at_an_engine_that_left_says_nothing_of_the_next_at_its_address(answered: bool) -> None:
+    changing = Changing()
+    changing.leaves("b:1")
+    for _ in range(REQUEST_FAILURES_TO_EJECT):
+        changing.asks()
+    changing.goes_on("sent")
+    if answered:
+        changing.goes_on("served")
+    changing.leaves("a:1")
+    changing.comes("a:1")
+    for in_flight in changing.under_way:
+        in_flight.ended(60.0)
+    (new,) = changing.router.pool.endpoints
+    assert new.health.healthy
+    assert new.answered_s < 0, "it has answered nobody yet"
+
+
 def test_a_prefill_that_ended_unseen_does_not_delay_the_estimate_of_the_next() -> None:
     """The engine is idle again when the second request comes: its prefill is due after its own time and no later."""
     world = World()

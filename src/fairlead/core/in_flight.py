@@ -339,7 +339,7 @@ class InFlight:
         """The request is over, however it went: all that it took is given back. None if it was over before."""
         if self.phase in ("ended", "withdrawn"):
             return None
-        address, answered = self.address, self.phase == "served"
+        address, answered, there = self.address, self.phase == "served", self._ticket.endpoint
         was_sent = self.phase != "admitted"
         self.phase = "ended"
         self._ticket.release(served=answered and self.code < CLIENT_ERROR)
@@ -348,6 +348,8 @@ class InFlight:
         self._drop_hop(now_s)
         self._drop_copy(now_s)
         endpoint = self._placement.pool.by_address.get(address)
+        if endpoint is not there:  # it left the pool, and another engine may have come to its address
+            endpoint = None
         if endpoint is not None:
             if answered:
                 endpoint.answered_s = now_s
