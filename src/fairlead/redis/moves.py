@@ -25,7 +25,8 @@ MOST_PENDING: Final = 1000
 MOST_HASHES: Final = 16_384  # of a chain: 128 KB
 
 _PERIOD_S: Final = 0.02
-_SCAN_BATCH: Final = 20
+_SCAN_BATCH: Final = 200  # keys of all kinds, sessions' most of all
+_VALUES_AT_ONCE: Final = 20  # one may have 150 KB
 _MOST_SCANS: Final = 20_000
 
 
@@ -110,9 +111,10 @@ class SharedMoves:
         cursor = 0
         for _ in range(_MOST_SCANS):
             cursor, keys = await answered(redis.scan(cursor, match=KEY_PREFIX + "*", count=_SCAN_BATCH))
-            for value in await answered(redis.mget(keys)) if keys else []:
-                if value is not None:
-                    self._learn(cast(bytes, value))
+            for start in range(0, len(keys), _VALUES_AT_ONCE):
+                for value in await answered(redis.mget(keys[start : start + _VALUES_AT_ONCE])):
+                    if value is not None:
+                        self._learn(cast(bytes, value))
             if not cursor:
                 return
 
