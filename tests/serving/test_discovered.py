@@ -35,6 +35,7 @@ class Lister:
         self.status = 200
         self.address = ""
         self.asked = 0  # for its models
+        self.key = ""  # without which it answers nobody
 
     async def start(self, stack: AsyncExitStack) -> None:
         app = web.Application()
@@ -46,8 +47,10 @@ class Lister:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         self.address = f"127.0.0.1:{runner.addresses[0][1]}"
 
-    async def _models(self, _: web.Request) -> web.Response:
+    async def _models(self, request: web.Request) -> web.Response:
         self.asked += 1
+        if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
         return web.json_response({"data": self.cards}, status=self.status)
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -233,6 +236,18 @@ async def test_a_drain_of_before_a_restart_holds_for_who_is_listed_and_not_for_w
     world.lists(here.address, starts.address, joins.address)
     await until(lambda: joins.address in world.pool())
     await until(lambda: draining == {here.address, starts.address})
+
+
+async def test_a_key_that_a_reload_brings_is_shown_to_engines_that_have_not_answered_yet(world: World) -> None:
+    engine = await world.engine("llama")
+    engine.key = "secret"
+    world.lists(engine.address)
+    await world.start()
+    await until(lambda: engine.asked)
+    (world.file.folder / "key").write_text("secret")
+    world.file.write(pool={"api_key_file": str(world.file.folder / "key")}, discovery={"file": "engines.yaml"})
+    await world.sidecar.reloading.reload()
+    await until(lambda: world.pool() == {engine.address: "llama"})
 
 
 async def test_what_was_learned_before_a_restart_counts_once_its_engines_are_found(world: World) -> None:

@@ -65,6 +65,7 @@ class Introductions:
     def __init__(self, changed: Callable[[], None]) -> None:
         self.known: dict[str, FoundEngine] = {}  # by address
         self._changed = changed
+        self._accesses: Mapping[str, Access] = {}  # a reload may change them before an engine has answered
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
 
@@ -75,14 +76,14 @@ class Introductions:
 
     def want(self, addresses: Mapping[str, Access]) -> None:
         """Know these, reached like this, and forget all others."""
-        wanted = set(addresses)
+        wanted, self._accesses = set(addresses), addresses
         for address in [each for each in self.known if each not in wanted]:
             del self.known[address]
         for address in [each for each in self._tasks if each not in wanted]:
             self._tasks.pop(address).cancel()
-        for address, access in addresses.items():
+        for address in addresses:
             if address not in self.known and address not in self._tasks:
-                self._tasks[address] = asyncio.create_task(self._meet(address, access), name=f"ask {address}")
+                self._tasks[address] = asyncio.create_task(self._meet(address), name=f"ask {address}")
 
     def forget(self, address: str) -> None:
         """Ask it anew: it does not serve what it said."""
@@ -95,11 +96,11 @@ class Introductions:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _meet(self, address: str, access: Access) -> None:
+    async def _meet(self, address: str) -> None:
         pause_s, asked = _FIRST_PAUSE_S, 0
         while True:
             async with self._turns:
-                found, reason = await _listed(address, access)
+                found, reason = await _listed(address, self._accesses[address])
             if found is not None:
                 self.known[address] = found
                 del self._tasks[address]
