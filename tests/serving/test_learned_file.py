@@ -39,6 +39,8 @@ async def test_what_was_learned_survives_a_restart(file: ConfigFile) -> None:
         b'{"version":2,"saved_at":0,"clock_s":0,"models":{},"engines":[],"tokens":{"m":[[[[1000,1.0]],5]]}}',
         b'{"version":2,"saved_at":0,"clock_s":0,"models":{"small":{"works":[],"line":[0,1e400,1,0],"knows_prefill":true,'
         b'"knows_decode":true,"answer_tokens":[]}},"engines":[],"tokens":{}}',
+        b'{"version":2,"saved_at":0,"clock_s":0,"models":{"small":{"works":[],"line":[0,1,1,0],"knows_prefill":true,'
+        b'"knows_decode":true,"answer_tokens":[],"prefill_growth":1e-300}},"engines":[],"tokens":{}}',
     ],
 )  # fmt: skip
 async def test_a_file_that_cannot_be_read_is_left_out_with_a_line_in_the_log(file: ConfigFile, content: bytes) -> None:

@@ -21,6 +21,7 @@ from fairlead.files import replace_file
 SAVE_S: Final = 60.0
 _DRAINS_S: Final = 0.5
 MOST_BYTES: Final = 256 << 20  # all samples of the 10,000 engines that may be listed have some 140 MB
+_NOT_USED: Final = "what was learned before is not used; all is learned again"
 
 log = structlog.get_logger("fairlead")
 
@@ -52,7 +53,7 @@ class LearnedFile:
         except (FileNotFoundError, NotADirectoryError):  # it is not written yet
             return
         except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-            log.warning("what was learned before is not used; all is learned again", file=str(path), reason=str(error))
+            log.warning(_NOT_USED, file=str(path), reason=str(error))
             return
         self._saved_draining = set(state.draining)
         services.router.planner.draining |= self._saved_draining
@@ -65,7 +66,12 @@ class LearnedFile:
         if state is None or not services.pool_is_known or not services.router.pool.endpoints:
             return
         self._awaits_pool = None
-        restore(state, services.learner, services.router.pool, now_s=services.clock_s(), unix_s=time.time())
+        try:
+            restore(state, services.learner, services.router.pool, now_s=services.clock_s(), unix_s=time.time())
+        except (ArithmeticError, ValueError) as error:  # of numbers that no sidecar writes
+            services.learner.forget_all_but(())
+            log.warning(_NOT_USED, file=str(self.path), reason=str(error))
+            return
         log.info("goes on with what was learned before", file=str(self.path), engines=len(state.engines))
 
     async def keep(self) -> None:
