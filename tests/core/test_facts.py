@@ -150,7 +150,13 @@ def asked(more: str, tenant: bytes = b"") -> RequestFacts:
 
 @pytest.mark.parametrize(
     "named",
-    ['"prompt_logprobs":0', '"prompt_logprobs":5', '"echo":true,"logprobs":1', '"logprob_start_len":0'],
+    [
+        '"prompt_logprobs":0',
+        '"prompt_logprobs":5',
+        '"echo":true,"logprobs":1',
+        '"logprob_start_len":0',
+        '"sampling_params":{"prompt_logprobs":1}',
+    ],
 )
 def test_a_prompt_that_the_answer_tells_of_is_not_looked_for_in_caches(named: str) -> None:
     """vLLM and SGLang compute all of it: a probability comes only with the computing."""

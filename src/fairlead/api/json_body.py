@@ -85,6 +85,8 @@ class _Sampling(msgspec.Struct, gc=False):
     max_new_tokens: Slice = UNSET
     max_tokens: Slice = UNSET
     n: Slice = UNSET
+    prompt_logprobs: Slice = UNSET
+    prompt_logprob_token_ids: Slice = UNSET
 
 
 class _Metadata(msgspec.Struct, gc=False):
@@ -139,13 +141,17 @@ def output_limit(read: Body) -> int | None:
 
 def asks_of_prompt(read: Body) -> bool:
     """Whether the answer tells something of each token of the prompt: engines then compute all of it, cached or not."""
-    if read.prompt_logprobs is read.echo is read.logprob_start_len is UNSET:
+    if read.prompt_logprobs is read.echo is read.logprob_start_len is read.sampling_params is UNSET:
         return False
     if read.prompt_logprobs is not UNSET and read.prompt_logprobs != NULL:
         return True
     if read.echo is not UNSET and bytes(read.echo) == b"true":
         return True
-    return read.logprob_start_len is not UNSET and bytes(read.logprob_start_len).isdigit()
+    if read.logprob_start_len is not UNSET and bytes(read.logprob_start_len).isdigit():
+        return True
+    sampling = _sampling(read)
+    wanted = () if sampling is None else (sampling.prompt_logprobs, sampling.prompt_logprob_token_ids)
+    return any(value is not UNSET and value != NULL for value in wanted)
 
 
 def answers_of(read: Body) -> int:
