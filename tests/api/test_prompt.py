@@ -39,8 +39,12 @@ def test_the_text_of_every_api_is_found(path: str, body: dict[str, Any]) -> None
     assert b"needle" in read(path, **body).text
 
 
-def test_tokens_given_instead_of_text_are_part_of_the_prompt() -> None:
-    assert b"101, 102" in read("/v1/completions", prompt=[101, 102]).text
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [("/v1/completions", "prompt"), ("/generate", "input_ids"), ("/inference/v1/generate", "token_ids")],
+)
+def test_tokens_given_instead_of_text_are_part_of_the_prompt(path: str, key: str) -> None:
+    assert b"101, 102" in read(path, **{key: [101, 102]}).text
 
 
 def test_tools_stand_before_the_messages_as_in_chat_templates() -> None:

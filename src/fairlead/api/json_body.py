@@ -55,6 +55,7 @@ class Body(Reserved, gc=False):
     input: Slice = UNSET  # Responses, embeddings
     text: Slice = UNSET  # SGLang
     input_ids: Slice = UNSET  # SGLang
+    token_ids: Slice = UNSET  # vLLM's /inference/v1/generate
     max_tokens: Slice = UNSET
     max_completion_tokens: Slice = UNSET
     max_output_tokens: Slice = UNSET

@@ -98,7 +98,7 @@ def pieces_of(read: Body, limits: Limits) -> tuple[list[_Piece], _Piece | None, 
     if user is not None:
         asked = pieces[user[0] + 1 : user[1]]
         user_text = asked[0] if len(asked) == 1 else _LINE_END.join([piece for piece in asked if _is_words(piece)])
-    for part in (read.prompt, read.input, read.text, read.input_ids):
+    for part in (read.prompt, read.input, read.text, read.input_ids, read.token_ids):
         if part is not UNSET:
             if _has_many_parts(part, limits.items_with_media):
                 return None
