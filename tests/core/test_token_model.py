@@ -149,3 +149,13 @@ def test_a_sample_is_bounded_and_covers_all_of_the_text(text: bytes) -> None:
 @given(st.integers(1, 10**9))
 def test_longer_prompts_are_sampled_at_places_where_shorter_ones_were(text_bytes: int) -> None:
     assert stride_bytes(2 * text_bytes) % stride_bytes(text_bytes) == 0
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+@pytest.mark.parametrize("lists", [1, 4])
+def test_a_prompt_of_token_ids_has_as_many_tokens_as_ids(separators: tuple[str, str], lists: int) -> None:
+    """By their digits they were seven times as many, and what answers showed of them made numbers in text too few."""
+    ids = [Random(0).randrange(150_000) for _ in range(6000)]
+    prompt = ids if lists == 1 else [ids[part::lists] for part in range(lists)]
+    parts = slices(json.dumps(prompt, separators=separators).encode())
+    assert sum(part.tokens for part in parts) == pytest.approx(6000, rel=0.03)
