@@ -360,6 +360,16 @@ def test_a_retry_of_a_cascade_does_not_begin_with_the_model_that_was_wrong(attem
     assert (destination(reply) or "").split(",")[0] == address
 
 
+@pytest.mark.parametrize(("model", "removed"), [("auto", ["accept-encoding"]), ("small", [])])
+def test_an_answer_that_is_to_be_judged_is_asked_for_uncompressed(model: str, removed: list[str]) -> None:
+    """OpenAI's client for Python offers gzip with each request, and a proxy in front of an engine may take it up."""
+    services = make_services()
+    services.cascades.routes = {"auto": CascadeRoute("auto", ("small", "large"), (70.0,))}
+    headers = request_headers(extra={"accept-encoding": "gzip, deflate"})
+    (_, reply) = Conversation(services).say(headers, request_body(chat(model)))
+    assert list(reply.request_body.response.header_mutation.remove_headers) == removed
+
+
 def test_an_escaped_path_is_read_like_the_plain_one() -> None:
     replies = Conversation().say(request_headers(path="/v1/chat/completion%73?x=1"), request_body(b"not json"))
     assert replies[-1].immediate_response.status.code == 400

@@ -72,8 +72,10 @@ def routed(exchange: Exchange, picked: Pick | Refused, body: Body, *, end_of_str
         trailers = () if end_of_stream else (replies.REQUEST_TRAILERS,)
         made = chain((replies.routed_headers(destination, headers, removed, _shown(exchange)),), streamed, trailers)
     else:
-        if picked.entry is not None and picked.entry.streams:
-            headers.append((names.EVENTS, b"1"))
+        if picked.entry is not None:
+            removed = [*removed, "accept-encoding"]  # what is compressed cannot be judged
+            if picked.entry.streams:
+                headers.append((names.EVENTS, b"1"))
         if picked.body is not None:
             headers.append((b"content-length", str(len(picked.body)).encode()))
         made = (replies.routed_body(destination, headers, removed, picked.body),)
