@@ -216,3 +216,34 @@ def test_an_answer_of_several_texts_is_known_by_its_request(
     prompt = parse(written, path)
     assert isinstance(prompt, Prompt)
     assert prompt.several is several
+
+
+@pytest.mark.parametrize("layout", [None, (",", ":"), 2], ids=["python", "compact", "indented"])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("image", [False, True])
+def test_a_turn_goes_on_from_the_last_one_wherever_anthropics_cache_marks_stand(
+    layout: tuple[str, str] | int | None, first: bool, image: bool
+) -> None:
+    """Claude's clients mark the newest messages; the marks of older ones are gone in the next turn."""
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+
+    def text_of(*said: str, marked: int) -> bytes:
+        messages = []
+        for number, words in enumerate(said):
+            part: dict[str, Any] = {
+                "type": "text",
+                "text": f'{words} says \\"cache_control\\": {{}}, "cache_control": {{}}',
+            }
+            if number == marked:
+                part = mark | part if first else part | mark
+            parts = [part, {"type": "image", "source": source}] if image else [part]
+            messages.append({"role": "user", "content": parts})
+        indent, separators = (layout, None) if isinstance(layout, int) else (None, layout)
+        body = json.dumps({"model": "m", "messages": messages}, indent=indent, separators=separators).encode()
+        prompt = parse(body, "/v1/messages")
+        assert isinstance(prompt, Prompt)
+        return prompt.text
+
+    assert text_of("one", "two", marked=1).startswith(text_of("one", marked=0))
+    assert text_of("one", "two", marked=1) == text_of("one", "two", marked=-1)

@@ -30,8 +30,8 @@ from fairlead.api.json_body import (
 )
 from fairlead.api.media import Media
 from fairlead.api.multipart import field_spans
-from fairlead.api.paths import GENERATION_PATHS, MODEL_OPTIONAL_PATHS, TOKENIZER_PATHS
-from fairlead.api.prompt_pieces import pieces_of, placed, reply_span
+from fairlead.api.paths import GENERATION_PATHS, MESSAGES, MODEL_OPTIONAL_PATHS, TOKENIZER_PATHS
+from fairlead.api.prompt_pieces import pieces_of, placed, reply_span, without_cache_marks
 from fairlead.api.reserved import RESERVED_KEYS, carries, may_carry
 from fairlead.api.spans import Span
 
@@ -112,6 +112,8 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
     if found is None:
         return TOO_MANY
     pieces, user_text, media, reply = found
+    if path == MESSAGES:
+        pieces = without_cache_marks(pieces)
     adapter = "" if read.lora_path is UNSET else _plain_name(read.lora_path)
     text, key, answers = _SEPARATOR.join(pieces), cache_key(read, adapter), answers_of(read)
     return Prompt(

@@ -55,6 +55,7 @@ _decode_lists = msgspec.json.Decoder(list[list[_Part]]).decode
 _decode_fields = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 _MEDIA_KEYS: Final = frozenset(_Part.__struct_fields__) - {"content"}
 _TEXT_ALONE: Final = _Part()
+_CACHE_MARK: Final = re.compile(rb'"cache_control"\s*:\s*(?:null|\{[^{}]*\})(\s*,\s*)?')
 _LIST_OF_OBJECTS: Final = re.compile(rb"\s*\[\s*\{")
 
 
@@ -104,6 +105,23 @@ def pieces_of(read: Body, limits: Limits) -> tuple[list[_Piece], _Piece | None, 
                 return None
             _add(part, pieces, media)
     return pieces, user_text, media, reply
+
+
+def without_cache_marks(pieces: list[_Piece]) -> list[_Piece]:
+    """Without Anthropic's `cache_control`, which engines do not read: with each turn clients move it on to the newest
+    message, so that what they sent before would never come again.
+    """
+    return [_unmarked(written) if b"cache_control" in (written := bytes(piece)) else piece for piece in pieces]
+
+
+def _unmarked(written: bytes) -> bytes:
+    parts: list[bytes] = []
+    cursor = 0
+    for mark in _CACHE_MARK.finditer(written):
+        before = written[cursor : mark.start()]
+        parts.append(before.rstrip().removesuffix(b",") if mark[1] is None else before)
+        cursor = mark.end()
+    return b"".join((*parts, written[cursor:]))
 
 
 def placed(media: list[Media], pieces: list[_Piece]) -> tuple[Media, ...]:
@@ -205,7 +223,7 @@ def _add(value: msgspec.Raw, pieces: list[_Piece], media: list[Media], levels: i
                 media.append(medium)
             elif key == "content":  # of a tool's result, or of an item of the Responses API
                 _add(inner, pieces, media, levels - 1)
-            else:
+            elif key != "cache_control":
                 pieces.append(inner)
 
 
