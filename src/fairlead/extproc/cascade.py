@@ -143,7 +143,7 @@ def _headers(settled: Settled) -> list[replies.Header]:
         (names.CASCADE_ADDED_MS, f"{settled.added_ms:.0f}".encode()),
     ]
     who = ((names.MODEL, settled.model), (names.ENDPOINT, settled.endpoint), (names.DECISION, settled.decision))
-    headers += [(name, value.encode("latin-1", "replace")) for name, value in who if value]
+    headers += [(name, value.encode(errors="surrogateescape")) for name, value in who if value]  # as they came
     if settled.events:
         headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
     return headers
