@@ -188,34 +188,36 @@ def test_what_a_user_says_beside_an_image_is_the_users_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "several"),
+    ("path", "body", "answers"),
     [
-        ("/v1/chat/completions", {"messages": []}, False),
-        ("/v1/chat/completions", {"messages": [], "n": 1}, False),
-        ("/v1/chat/completions", {"messages": [], "n": None}, False),
-        ("/v1/chat/completions", {"messages": [], "n": 2}, True),
-        ("/v1/completions", {"prompt": "a", "best_of": 3}, True),
-        ("/v1/completions", {"prompt": ['one, ["two"], three']}, False),
-        ("/v1/completions", {"prompt": ["one", "two"]}, True),
-        ("/v1/completions", {"prompt": [1, 2]}, False),
-        ("/v1/completions", {"prompt": [[1, 2]]}, False),
-        ("/v1/completions", {"prompt": [[1, 2], [3]]}, True),
-        ("/generate", {"text": ["one", "two"]}, True),
-        ("/generate", {"input_ids": [[1], [2]]}, True),
-        ("/generate", {"text": "one", "sampling_params": {"n": 4}}, True),
-        ("/generate", {"text": "one", "sampling_params": {"max_new_tokens": 4}}, False),
-        ("/v1/chat/completions/batch", {"messages": [[{"role": "user", "content": "a"}]] * 2}, True),
+        ("/v1/chat/completions", {"messages": []}, 1),
+        ("/v1/chat/completions", {"messages": [], "n": 1}, 1),
+        ("/v1/chat/completions", {"messages": [], "n": None}, 1),
+        ("/v1/chat/completions", {"messages": [], "n": 2}, 2),
+        ("/v1/completions", {"prompt": "a", "best_of": 3}, 3),
+        ("/v1/completions", {"prompt": ['one, ["two"], three']}, 1),
+        ("/v1/completions", {"prompt": ["one", "two"]}, 2),
+        ("/v1/completions", {"prompt": [1, 2]}, 1),
+        ("/v1/completions", {"prompt": [[1, 2]]}, 1),
+        ("/v1/completions", {"prompt": [[1, 2], [3]]}, 2),
+        ("/generate", {"text": ["one", "two"]}, 2),
+        ("/generate", {"input_ids": [[1], [2]]}, 2),
+        ("/generate", {"text": "one", "sampling_params": {"n": 4}}, 4),
+        ("/generate", {"text": "one", "sampling_params": {"max_new_tokens": 4}}, 1),
+        ("/v1/chat/completions/batch", {"messages": [[{"role": "user", "content": "a"}]] * 2}, 2),
+        ("/v1/chat/completions/render", {"messages": [{"role": "user", "content": "a"}] * 2}, 1),
     ],
 )
 @pytest.mark.parametrize("layout", [None, (",", ":"), 2], ids=["python", "compact", "indented"])
 def test_an_answer_of_several_texts_is_known_by_its_request(
-    path: str, body: dict[str, Any], several: bool, layout: tuple[str, str] | int | None
+    path: str, body: dict[str, Any], answers: int, layout: tuple[str, str] | int | None
 ) -> None:
     indent, separators = (layout, None) if isinstance(layout, int) else (None, layout)
     written = json.dumps({"model": "m"} | body, indent=indent, separators=separators).encode()
     prompt = parse(written, path)
     assert isinstance(prompt, Prompt)
-    assert prompt.several is several
+    assert prompt.answers == answers
+    assert prompt.several is (answers > 1 or path.endswith("render"))
 
 
 @pytest.mark.parametrize("layout", [None, (",", ":"), 2], ids=["python", "compact", "indented"])

@@ -18,6 +18,8 @@ UNSET: Final = msgspec.UNSET
 NULL: Final = msgspec.Raw(b"null")
 _QUOTE: Final = ord('"')
 _LIST_OF_PROMPTS: Final = re.compile(rb'\s*\[\s*(["\[])')
+_LIST_OF_LISTS: Final = re.compile(rb"\[\s*\[")
+_MOST_COUNTED: Final = 4096  # lists, exactly: some 0.3 ms
 _MOST_LIMIT_DIGITS: Final = 9
 _MOST_SHORT_BYTES: Final = 1 << 14  # of a value that is decoded: OpenAI's metadata has at most 16 pairs of 576
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -105,6 +107,7 @@ _decode_metadata = msgspec.json.Decoder(_Metadata).decode
 _decode_stream_options = msgspec.json.Decoder(_StreamOptions).decode
 _decode_value = msgspec.json.Decoder().decode
 _decode_text = msgspec.json.Decoder(str).decode
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def attempted(metadata: msgspec.Raw) -> tuple[str, ...]:
@@ -164,6 +167,14 @@ def answers_of(read: Body) -> int:
     each = max([_limit(value) or 1 for value in wanted if value is not UNSET], default=1)
     prompts = [_count_of_prompts(value) for value in (read.prompt, read.text, read.input_ids) if value is not UNSET]
     return min(each * max(prompts, default=1), MOST_ANSWERS)
+
+
+def conversations_in(messages: Slice) -> int:
+    """Of vLLM's /v1/chat/completions/batch, whose messages are a list of conversations; 1 of any other."""
+    if messages is UNSET or not _LIST_OF_LISTS.match(memoryview(messages)):
+        return 1
+    brackets = bytes(messages).count(b"[")
+    return min(len(_decode_items(messages)) if brackets <= _MOST_COUNTED else brackets, MOST_ANSWERS)
 
 
 def _count_of_prompts(value: msgspec.Raw) -> int:

@@ -22,6 +22,7 @@ from fairlead.api.json_body import (
     answers_of,
     asks_of_prompt,
     attempted,
+    conversations_in,
     decode,
     decode_other,
     output_limit,
@@ -163,7 +164,8 @@ def _parse_other(body: bytes, path: str, content_type: bytes) -> Prompt | Malfor
     if path not in TOKENIZER_PATHS:
         parts = (read.query, read.documents, read.text_1, read.text_2, read.messages, read.prompt, read.input)
         text = _SEPARATOR.join([part for part in parts if part is not UNSET])
-    return Prompt(model, text, text, 0, (), None, reserved, several=True)  # documents, or conversations
+    answers = conversations_in(read.messages)
+    return Prompt(model, text, text, 0, (), None, reserved, answers=answers, several=True)  # documents, too
 
 
 def _parse_form(body: bytes, content_type: bytes) -> Prompt | Malformed:
