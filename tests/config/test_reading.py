@@ -143,6 +143,7 @@ def test_one_endpoint_is_enough() -> None:
                    for last, name in pairwise("abcdefghi")),
          "f.yaml:1: f: aliases repeat over 100000 values; use fewer"),
         (MINIMAL + "? [a, b]\n: 1\n", "f.yaml:2: a list or a mapping stands where a key must be; write key: value"),
+        (MINIMAL + "---\n" + MINIMAL, "f.yaml:2: a second document begins; write one, without ---"),
         (MINIMAL + "on: 1\n", 'f.yaml:2: on: the key is not read as text; write "on"'),
         (MINIMAL + "1: 2\n", "f.yaml:2: 1: a key must be text; put it in quotes"),
         (MINIMAL + "listen: {drain_s: 2026-02-31}\n", "not YAML: day"),

@@ -40,6 +40,8 @@ def read_yaml(text: str, source: str) -> Document:
         return Document(loader.construct_document(tree), lines)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        if mark and error.problem == "but found another document":
+            raise ConfigError(f"{source}:{mark.line + 1}: a second document begins; write one, without ---") from None
         raise ConfigError(f"{source}:{mark.line + 1 if mark else 1}: not YAML: {error.problem}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
