@@ -85,6 +85,7 @@ def test_an_unknown_mode_is_wrong_use(app: typer.Typer, config: Path) -> None:
     ("arguments", "sentence"),
     [
         (["--admin", "9901"], "admin: .*has no host"),
+        (["--admin", "localhost:9901"], "^--admin: .*write 127.0.0.1:9901"),
         (["--output", "/nonexistent/envoy.yaml"], "--output /nonexistent/envoy.yaml: cannot be written"),
         (["--config", "/nonexistent/fairlead.yaml"], "cannot be read"),
     ],
@@ -96,6 +97,14 @@ def test_a_mistake_is_reported_in_a_sentence(
 
     assert isinstance(result.exception, UserError)
     assert re.search(sentence, str(result.exception))
+
+
+def test_what_envoy_cannot_do_is_reported_with_the_line_of_its_key(app: typer.Typer, config: Path) -> None:
+    config.write_text(f'{SMALL}\ngateway:\n  listen: "localhost:8080"\n')
+    result = CliRunner().invoke(app, ["envoy", "--config", str(config)])
+
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception).startswith(f'{config}:3: gateway.listen: "localhost" is a name')
 
 
 def test_the_help_shows_an_example(app: typer.Typer) -> None:

@@ -133,6 +133,13 @@ def test_up_says_what_an_engine_with_tls_needs() -> None:
     )
 
 
+@pytest.mark.parametrize("option", ["--listen", "--envoy-admin"])
+def test_up_reports_an_address_that_envoy_cannot_use_by_its_option_before_it_asks_engines(option: str) -> None:
+    done = run("up", "http://127.0.0.1:1", option, "localhost:80")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f'fairlead: {option}: "localhost" is a name')
+
+
 def test_up_does_not_overwrite_a_configuration_of_yours(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(CONFIG)

@@ -36,7 +36,11 @@ def envoy(
     from fairlead.gateway import remembered
 
     loaded = load(config)
-    tree = gateway.bootstrap(loaded, admin_address=admin, mode=mode)
+    gateway.listen_on("--admin", admin)
+    try:
+        tree = gateway.bootstrap(loaded, admin_address=admin, mode=mode)
+    except UserError as error:
+        raise loaded.located(error) from None
     try:
         remembered.prepare(loaded)
     except OSError as error:

@@ -37,11 +37,14 @@ def up(
     import uvloop
     import yaml
 
+    from fairlead import gateway
     from fairlead.config import parse
     from fairlead.engines.introduction import discover
     from fairlead.serving.logs import set_up_logs
 
     addresses = [_address(url) for url in urls]
+    for option, address in (("--listen", listen), ("--envoy-admin", envoy_admin)):
+        gateway.listen_on(option, address)
     found = uvloop.run(discover(addresses))
     typer.echo(f"page:      http://{admin}/")  # first, as what follows is long in a large pool
     engines = _that_serve_alone(found)

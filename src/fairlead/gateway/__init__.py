@@ -2,6 +2,7 @@
 
 from fairlead.gateway.bootstrap import Mode, bootstrap, comment, render
 from fairlead.gateway.endpoint_discovery import EndpointDiscovery, Host
+from fairlead.gateway.parts import listen_on
 from fairlead.gateway.process import EnvoyProcess, envoy_binary, until_advised, validate
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "bootstrap",
     "comment",
     "envoy_binary",
+    "listen_on",
     "render",
     "until_advised",
     "validate",
