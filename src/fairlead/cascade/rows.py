@@ -41,6 +41,8 @@ def read_rows(path: Path) -> list[ProfileRow]:
             row = msgspec.json.decode(line, type=ProfileRow)
         except msgspec.DecodeError as error:
             raise UserError(f"{path}:{number}: {error}") from None
+        except UnicodeDecodeError:
+            raise UserError(f"{path}:{number}: is not UTF-8 text; save the file as UTF-8") from None
         problem = _problem(row)
         if problem:
             raise UserError(f"{path}:{number}: {problem}")

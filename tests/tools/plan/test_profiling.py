@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +121,11 @@ async def test_a_profile_without_a_model_of_the_cascade_is_reported(endpoint: En
         make_profile(read_rows(out), ["small", "medium", "large"], "profile.jsonl")
     with pytest.raises(UserError, match="10 of 10 requests"):
         make_profile(read_rows(out)[:20], ["small", "large"], "profile.jsonl")
+
+
+@pytest.mark.parametrize("read", [read_requests, read_rows])
+def test_a_file_in_another_encoding_is_named_with_its_line(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    path = tmp_path / "file.jsonl"
+    path.write_bytes('\n{"request": "café", "messages": []}\n'.encode("latin-1"))
+    with pytest.raises(UserError, match=f"{path}:2: is not UTF-8 text; save the file as UTF-8"):
+        read(path)

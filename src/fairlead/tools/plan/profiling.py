@@ -52,6 +52,8 @@ def read_requests(path: Path) -> list[SampleRequest]:
             document = msgspec.json.decode(line, type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise UserError(f"{path}:{number}: {error}") from None
+        except UnicodeDecodeError:
+            raise UserError(f"{path}:{number}: is not UTF-8 text; save the file as UTF-8") from None
         if "messages" not in document and "prompt" not in document:
             raise UserError(f'{path}:{number}: neither "messages" nor "prompt"; write a request as the API takes it')
         name = str(document.get("id", number))
