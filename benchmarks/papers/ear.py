@@ -10,7 +10,6 @@ moves and their accuracy are in ear_migration.py. Compare ranks and percents: th
 from __future__ import annotations
 
 import argparse
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from matplotlib.figure import Figure
 from fairlead.policies import build_policy
 from fairlead.tools.bench.markdown import table
 from fairlead.tools.estimates import estimate
+from fairlead.tools.figures import png_of
 from fairlead.tools.origin import commit, date
 from fairlead.tools.replay.claude_code import Sampling
 from fairlead.tools.replay.network import Link
@@ -161,10 +161,8 @@ def coupling(results: ReplayResults) -> tuple[str, bytes]:
     axes.axhline(1.0, color="#999999", linewidth=0.8)
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes.spines[["top", "right"]].set_visible(False)
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
     heads = ("Mean turn time, amplification", *(f"load {load:g}" for load in LOADS))
-    return table(heads, rows), png.getvalue()
+    return table(heads, rows), png_of(figure)
 
 
 def sensitivity(how: How) -> Iterator[str]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 from matplotlib.figure import Figure
 
 from fairlead.tools.demo.traffic import MAX_ATTEMPTS
+from fairlead.tools.figures import png_of, tidy
 from lab import words
 from lab.ttca.measure import BASELINES, LENGTHS_TOKENS, POLICIES, Asked, Results
 from lab.ttca.report import compared
@@ -23,8 +23,8 @@ _OURS_SHOWN: Final = "laar"
 
 def write_figures(results: Results, folder: Path) -> None:
     """success.png and improvement.png."""
-    _write(folder / "success.png", _success(results))
-    _write(folder / "improvement.png", _improvement(results))
+    (folder / "success.png").write_bytes(png_of(_success(results)))
+    (folder / "improvement.png").write_bytes(png_of(_improvement(results)))
 
 
 def _success(results: Results) -> Figure:
@@ -39,7 +39,7 @@ def _success(results: Results) -> Figure:
         axes.set_title(f"{length:,} tokens", fontsize=11)
         axes.set(xlabel="mean time spent, ms", ylim=(-0.03, 1.03))
         axes.set_xlim(left=0)
-        _tidy(axes)
+        tidy(axes)
     figure.axes[0].set_ylabel("share of questions answered rightly")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(POLICIES), frameon=False, fontsize=10)
@@ -67,7 +67,7 @@ def _improvement(results: Results) -> Figure:
         axes.set_xticks(range(len(LENGTHS_TOKENS)), [f"{length:,}" for length in LENGTHS_TOKENS])
         axes.set(xlabel="prompt length in tokens", ylim=(-100, 100))
         axes.axhline(0, color="#444444", linewidth=0.8)
-        _tidy(axes)
+        tidy(axes)
     figure.axes[0].set_ylabel("mean time to correct answer: % shorter")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(words.LANGUAGES), frameon=False, fontsize=10)
@@ -79,15 +79,3 @@ def _cell(results: Results, baseline: str, language: str, length: int) -> tuple[
         return [one for one in results.of(policy) if (one.language, one.length_tokens) == (language, length)]
 
     return here(_OURS_SHOWN), here(baseline)
-
-
-def _tidy(axes: Any) -> None:
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _write(path: Path, figure: Figure) -> None:
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
-    path.write_bytes(png.getvalue())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
@@ -15,6 +14,7 @@ from matplotlib.lines import Line2D
 from fairlead.core.language import LANGUAGES
 from fairlead.core.lengths import BUCKETS, bucket_names
 from fairlead.files import replace_file
+from fairlead.tools.figures import png_of, tidy
 from fairlead.tools.fit.capability_model import FittedModel
 from fairlead.tools.fit.quality import Predictions
 
@@ -58,9 +58,7 @@ def write_plot(path: Path, models: Sequence[FittedModel]) -> None:
         _accuracy(panel, models, int(language), most)
     for panel in panels[len(languages) :]:
         panel.axis("off")
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
-    replace_file(path, png.getvalue())
+    replace_file(path, png_of(figure))
 
 
 def _calibration(axes: Any, held_out: Predictions) -> None:
@@ -76,7 +74,7 @@ def _calibration(axes: Any, held_out: Predictions) -> None:
     axes.set_aspect("equal")
     error = held_out.calibration_error()
     axes.set_title(f"Calibration on {held_out.rows():,} held-out attempts\n(mean error {error:.3f})", fontsize=11)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _accuracy(axes: Any, models: Sequence[FittedModel], language: int, most: float) -> None:
@@ -107,7 +105,7 @@ def _accuracy(axes: Any, models: Sequence[FittedModel], language: int, most: flo
     axes.set(ylim=(-0.03, 1.03), xlabel="prompt length in tokens")
     if axes.get_subplotspec().is_first_col():
         axes.set_ylabel("probability of a right answer")
-    _tidy(axes)
+    tidy(axes)
 
 
 def _legend(models: Sequence[FittedModel]) -> list[Line2D]:
@@ -129,12 +127,6 @@ def _style(index: int) -> tuple[str, Literal["-", "--", ":", "-."]]:
 def _plain(name: str) -> str:
     """Matplotlib reads text between dollar signs as a formula, and hides a label that starts with an underscore."""
     return "\u200b" + name.replace("$", r"\$") if name.startswith("_") else name.replace("$", r"\$")
-
-
-def _tidy(axes: Any) -> None:
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _wilson(rate: Any, count: Any) -> tuple[Any, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from fairlead.errors import UserError
 from fairlead.files import replace_file
+from fairlead.tools.figures import png_of, tidy
 from fairlead.tools.plan.make import Made
 
 Floats = NDArray[np.float64]
@@ -32,10 +32,9 @@ def pareto_front(latency_ms: Floats, quality: Floats) -> NDArray[np.intp]:
 
 def write_plot(path: Path, made: Made) -> None:
     """Raises UserError if the file cannot be written."""
-    png = io.BytesIO()
-    plan_figure(made).savefig(png, format="png")
+    png = png_of(plan_figure(made))
     try:
-        replace_file(path, png.getvalue())
+        replace_file(path, png)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
@@ -58,9 +57,7 @@ def plan_figure(made: Made) -> Figure:
     axes.set(xlabel="p95 of the slowest stage, s", ylabel="quality")
     axes.set_title(f"{plan.rate_per_s:g} requests a second on {plan.gpus} GPUs", fontsize=11)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)  # within, it would hide points
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
     return figure
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,7 @@ from matplotlib.ticker import (
 )
 
 from fairlead.tools.estimates import Estimate, estimate
+from fairlead.tools.figures import png_of
 from fairlead.tools.replay.replay_report import Column, ReplayResults, half_width
 
 _OUR_COLOUR: Final = "#D55E00"
@@ -38,9 +38,7 @@ _BARS: Final = (
 
 def trace_png(results: ReplayResults, trace: str, requests: Path) -> bytes:
     """A PNG; `requests` is the Parquet file of all attempts."""
-    png = io.BytesIO()
-    trace_figure(results, trace, requests).savefig(png, format="png")
-    return png.getvalue()
+    return png_of(trace_figure(results, trace, requests))
 
 
 def trace_figure(results: ReplayResults, trace: str, requests: Path) -> Figure:

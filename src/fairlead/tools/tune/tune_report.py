@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,6 +10,7 @@ import msgspec
 from matplotlib.figure import Figure
 
 from fairlead.tools.estimates import Estimate
+from fairlead.tools.figures import png_of, tidy
 from fairlead.tools.origin import Origin
 from fairlead.tools.tune.offline import FIRST_TOKEN_TOLERANCE, Comparison, Proposal, TuningResult
 from fairlead.tuning.weights import BOXES, Weights
@@ -83,9 +83,7 @@ def picture(result: TuningResult) -> bytes:
     left, right = figure.subplots(1, 2)
     _times(left, result)
     _places(right, result)
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
-    return png.getvalue()
+    return png_of(figure)
 
 
 def _times(axes: Any, result: TuningResult) -> None:
@@ -107,7 +105,7 @@ def _times(axes: Any, result: TuningResult) -> None:
         axes.scatter(numbers, values, color=colours, marker=marker, s=22, label=f"p95 {title}")
     axes.set(xlabel="proposal (0: the start)", ylabel="ms, on the part that is tuned on", yscale="log")
     axes.legend(frameon=False, fontsize=8)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _places(axes: Any, result: TuningResult) -> None:
@@ -123,13 +121,7 @@ def _places(axes: Any, result: TuningResult) -> None:
     axes.set(xscale="log", yscale="log", xlim=box[across], ylim=box[up], xlabel=across, ylabel=up)
     axes.set_title("the box of the search", fontsize=9, color=_GREY)
     axes.legend(frameon=False, fontsize=8)
-    _tidy(axes)
-
-
-def _tidy(axes: Any) -> None:
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
 
 
 def _why_not(held_out: Comparison) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ from matplotlib.figure import Figure
 
 from fairlead.tools.bench.routing.run import OURS, Cell, Results
 from fairlead.tools.estimates import Estimate, estimate
+from fairlead.tools.figures import png_of, tidy
 
 # Okabe and Ito's colours but their yellow, too pale for thin lines; the markers tell policies apart without any.
 _COLOURS: Final = ("#E69F00", "#56B4E9", "#009E73", "#0072B2", "#CC79A7", "#666666", "#000000", "#8B5A2B")
@@ -28,9 +28,7 @@ def write_plot(path: Path, results: Results) -> None:
         _panel(axes, results, cell)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=10)
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
-    path.write_bytes(png.getvalue())
+    path.write_bytes(png_of(figure))
 
 
 def _panel(axes: Any, results: Results, cell: Cell) -> None:
@@ -56,9 +54,7 @@ def _panel(axes: Any, results: Results, cell: Cell) -> None:
     axes.set_title(f"{cell.name}\n{cell.clients} clients, {results.plan.repeats} repeats, 95 % intervals", fontsize=11)
     axes.set(xlabel="cached share of prompt tokens, %", ylabel="p95 time to first token, ms")
     axes.set_ylim(bottom=0)
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
 
 
 def _arms(found: Estimate) -> list[list[float]]:
