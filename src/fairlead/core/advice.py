@@ -1,4 +1,4 @@
-"""The policy that is in force: it ranks the endpoints of each request, and its tuner hears what came of it.
+"""The policy that is in force: it ranks the endpoints of each request, and its tuner observes how that went.
 
 A policy is a plug-in: what it raises, or leaves out, costs the request only its advice. Such a request goes where the
 load is least, and the failure is counted and kept for the log.

@@ -10,8 +10,8 @@ many answers under way that a prompt there seems to cost more than any transfer.
 `busy` is the share of their time that prompts take, `n` the answers that are under way at each on average, and `alone`
 the time of an answer that nothing slows. Answers slow each other for as long either way: fewer engines have more of
 them each, or each is prolonged by prompts. So dividing pays where transfer < alone * busy / (1 - busy). There nobody
-gains by being the first to compute a prompt at an engine where no others are computed. Elsewhere the crowd at an engine
-that only decodes keeps no prompts away from it.
+gains by being the first to compute a prompt at an engine where no others are computed. Elsewhere the many answers
+at an engine that only decodes keep no prompts away from it.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class SessionTable:
         self._period_s = self._now_s + 1
 
     def expire(self, now_s: float) -> None:
-        """Remove expired sessions, a few of each shard. For a sidecar without new sessions, now and then."""
+        """Remove expired sessions, some of each shard. For a sidecar without new sessions, now and then."""
         now = self._second(now_s)
         for shard in self._shards:
             self._sweep(shard, now, _SWEPT_AT_ONCE)

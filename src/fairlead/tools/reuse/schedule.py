@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def schedule(paths: Sequence[tuple[int, ...]]) -> list[int]:
-    """Positions of `paths` (of `clustering.Placed`) in the order of execution: the largest group first.
+    """Positions of `paths` (of `clustering.TreePosition`) in the order of execution: the largest group first.
 
     A group is of one child of the root; in it longer paths come first, and similar ones next to each other.
     """
