@@ -19,6 +19,7 @@ from fairlead.core.observation import Observation
 from fairlead.core.policy import Refusal
 from fairlead.core.prefill_decode import Hops, PrefillChoice, cheapest_split, offers
 from fairlead.core.reported import EngineIdentity
+from fairlead.core.warm_in import ANSWERS, FIRST_REQUESTS
 from tests.core.world import World, carries, request
 
 SAFE = EngineIdentity("0.32.0")
@@ -285,6 +286,20 @@ def test_what_the_prefill_endpoint_computed_is_in_its_cache_and_in_the_other_one
     in_flight.sent(in_flight.request, 1.0)
     assert world.router.index.match((1, 2, 3, 4), 1.0) == {PREFILL: 4, DECODE: 4}
     assert loads(world)[0] == Load()
+
+
+def test_a_prefill_endpoint_that_has_joined_is_one_of_the_pool_once_it_has_computed_some_prompts() -> None:
+    world = pool()
+    busy(world)
+    endpoint = world.router.pool.by_address[PREFILL]
+    endpoint.warm_in.begin()
+    for now_s in range(ANSWERS):
+        asked = [ask(world, now_s=10.0 * now_s) for _ in range(FIRST_REQUESTS)]
+        assert [each.hop is not None for each in asked] == [True] * FIRST_REQUESTS
+        asked[0].prefilled_elsewhere(10.0 * now_s)
+        for each in asked:
+            each.withdraw(10.0 * now_s)
+    assert endpoint.warm_in.is_over
 
 
 def test_a_failed_prefill_is_computed_where_it_is_decoded() -> None:

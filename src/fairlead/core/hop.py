@@ -66,6 +66,7 @@ class Hop:
         if endpoint is not None:
             endpoint.answered_s = endpoint.served_s = now_s
             endpoint.health.succeeded()
+            endpoint.request_served()
 
     def failed(self, now_s: float, *, blames: bool) -> None:
         """It has not, as far as is known; `blames`: and is at fault."""
