@@ -12,6 +12,7 @@ from fairlead.core.ledger import Ticket
 from fairlead.core.load import Load
 from fairlead.core.policy import Refusal
 from fairlead.core.reported import EngineIdentity
+from fairlead.core.warm_in import FIRST_REQUESTS
 from tests.core.world import World, carries, request
 
 PREFILL, DECODE, PLAIN = "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"
@@ -75,6 +76,15 @@ def test_one_that_drains_computes_prompts_only_while_no_other_is_left() -> None:
         assert in_flight.hop is not None
         assert in_flight.hop.address == expected
         in_flight.withdraw(1.0)
+
+
+def test_one_that_has_just_joined_computes_more_than_its_first_prompts_where_no_other_can() -> None:
+    world = pool()
+    world.router.pool.by_address[PREFILL].warm_in.begin()
+    asked = [ask(world) for _ in range(3 * FIRST_REQUESTS)]
+    assert all(isinstance(each, InFlight) for each in asked)
+    world.router.pool.by_address[PREFILL].health.probed(answered=False, now_s=1.0, failures_to_eject=1)
+    assert is_refused(ask(world))
 
 
 @pytest.mark.parametrize("connector", ["nixl", ""])

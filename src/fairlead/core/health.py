@@ -23,6 +23,7 @@ WARMING_IN: Final = "warming_in"  # it has just joined, and has all the requests
 HALF: Final = "half"  # it does only the prefill or the decoding of a request
 WITHHELD_REASONS: Final = (DRAINING, UNCONFIRMED, UNKNOWN_TO_ENVOY, LEAVING, WARMING_IN, HALF)
 _PASSING: Final = frozenset({UNCONFIRMED, LEAVING, WARMING_IN})
+_WARMING: Final = frozenset({WARMING_IN})
 
 SILENCE_S: Final = 10.0  # of an engine that answers probes and no request; a long answer in one piece may take as long
 
@@ -60,6 +61,11 @@ class Health:
         """Worth a try when no engine is healthy: it answers probes, and whatever speaks against it soon passes."""
         passes = self._ejected_s is not None or bool(self.withheld)
         return passes and self.answers and self.withheld <= _PASSING
+
+    @property
+    def only_warms_in(self) -> bool:
+        """Whether nothing speaks against it but that it has as many requests as one that has just joined should."""
+        return self._well() and self.withheld == _WARMING
 
     def withhold(self, reason: str, *, active: bool = True) -> bool:
         """Give the engine nothing new for `reason`, or, where that is not `active` any more, let it have requests."""

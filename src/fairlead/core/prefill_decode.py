@@ -91,18 +91,16 @@ def prefillers(
 ) -> list[Endpoint]:
     """Those of `among` that may compute a prompt now; `name` is the model, or an adapter of it, that is asked for.
 
-    Where all of them drain, those without which nobody could answer.
+    Where none of these is left, those without which nobody could answer, though they drain or warm in.
     """
     able = [
         e
         for e in among
-        if e.health.healthy
-        and (subset is None or e.address in subset)
+        if (subset is None or e.address in subset)
         and (e.model == name or not e.identity.models or name in e.identity.models)
     ]
-    if not draining:
-        return able
-    return [e for e in able if e.address not in draining] or [e for e in able if not e.spec.answers_alone]
+    healthy = [e for e in able if e.health.healthy and e.address not in draining]
+    return healthy or [e for e in able if not e.spec.answers_alone and (e.health.healthy or e.health.only_warms_in)]
 
 
 def may_pass_on(source: Endpoint, target: Endpoint) -> bool:
