@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from fairlead.core import halves
 from fairlead.core.in_flight import InFlight
 from fairlead.core.ledger import Ticket
 from fairlead.core.load import Load
 from fairlead.core.policy import Refusal
+from fairlead.core.prefill_decode import prefillers
 from fairlead.core.reported import EngineIdentity
 from fairlead.core.warm_in import FIRST_REQUESTS
 from tests.core.world import World, carries, request
@@ -85,6 +87,24 @@ def test_one_that_has_just_joined_computes_more_than_its_first_prompts_where_no_
     assert all(isinstance(each, InFlight) for each in asked)
     world.router.pool.by_address[PREFILL].health.probed(answered=False, now_s=1.0, failures_to_eject=1)
     assert is_refused(ask(world))
+
+
+def test_those_that_compute_prompts_are_looked_through_for_each_model_and_not_for_each_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[str | None] = []
+
+    def counted(among: Any, name: str | None, *others: Any) -> list[Any]:
+        looked.append(name)
+        return prefillers(among, name, *others)
+
+    monkeypatch.setattr(halves, "prefillers", counted)
+    world = pool()
+    for number in range(3, 40):
+        same: dict[str, Any] = {"engine": "sglang", "kv_connector": "sglang", "identity": HALF}
+        world.endpoint(f"10.0.0.{number}:1", role="decode", **same)
+    assert isinstance(ask(world), InFlight)
+    assert looked == ["m", "m"]  # who can answer, and which pair is cheapest
 
 
 @pytest.mark.parametrize("connector", ["nixl", ""])

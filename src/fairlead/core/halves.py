@@ -41,7 +41,8 @@ class Halves(Placement, Advice):
         self, request: RequestFacts, endpoints: Sequence[Endpoint], subset: Collection[str] | None
     ) -> Sequence[Endpoint]:
         """Those of `endpoints` that can answer it, alone or with one that computes its prompt."""
-        able = {e.model: self._prefillers(request, e.model, subset) for e in endpoints} if request.may_split else {}
+        models = {e.model for e in endpoints} if request.may_split else ()
+        able = {model: self._prefillers(request, model, subset) for model in models}
         return [e for e in endpoints if e.spec.answers_alone or any(may_pass_on(p, e) for p in able.get(e.model, ()))]
 
     def _prefillers(self, request: RequestFacts, model: str, subset: Collection[str] | None) -> list[Endpoint]:
