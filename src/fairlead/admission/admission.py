@@ -176,6 +176,16 @@ class Admission:
     def _roomiest(self, request: RequestFacts, lane: Lane, now_s: float) -> frozenset[str]:
         return self.gate.roomiest(lane, now_s, request.tokens, self._cached(request, now_s))
 
+    def _with_prefillers(self, roomiest: frozenset[str], subset: Collection[str] | None) -> frozenset[str]:
+        """As the `subset` of a request, with those that compute prompts for others and answer nobody: no room is asked
+        of these.
+        """
+        prefilling = self.router.pool.prefilling
+        if not roomiest or not prefilling:
+            return roomiest
+        only = {e.address for able in prefilling.values() for e in able if e.spec.role == "prefill"}
+        return roomiest | (only if subset is None else only.intersection(subset))
+
     def _cached(self, request: RequestFacts, now_s: float) -> Mapping[str, int]:
         """Tokens of the prompt by address."""
         held = self.router.index.match(request.prefix, now_s) if request.prefix else {}
@@ -215,8 +225,9 @@ class Admission:
             return in_flight
         in_flight.withdraw(now_s)
         lane = self.lane(request.model, subset, context=self._context(request.model, request.tokens))
-        elsewhere = router.admit(request, self._roomiest(request, lane, now_s) or subset, now_s, others)
-        if isinstance(elsewhere, Refusal) and elsewhere.reason == "slo_unmet":  # those with room are too slow
+        roomiest = self._roomiest(request, lane, now_s)
+        elsewhere = router.admit(request, self._with_prefillers(roomiest, subset) or subset, now_s, others)
+        if isinstance(elsewhere, Refusal):  # those with room are too slow, or cannot answer it
             return router.admit(request, subset, now_s, others)
         return elsewhere
 
