@@ -140,9 +140,15 @@ def test_up_reports_an_address_that_envoy_cannot_use_by_its_option_before_it_ask
     assert done.stderr.startswith(f'fairlead: {option}: "localhost" is a name')
 
 
-def test_up_does_not_overwrite_a_configuration_of_yours(tmp_path: Path) -> None:
+async def test_up_does_not_overwrite_a_configuration_of_yours(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(CONFIG)
+    async with running_engine(engine("small")) as one:
+        done = await asyncio.to_thread(run, "up", f"http://{one.address}", "--config", str(path))
+    assert (done.returncode, "was not written by `fairlead up`; name another file" in done.stderr) == (2, True)
+    assert path.read_text() == CONFIG
+
+
+def test_up_takes_no_url_with_a_path() -> None:
     done = run("up", "http://127.0.0.1:1/path")
     assert (done.returncode, "without a path" in done.stderr) == (2, True)
-    assert path.read_text() == CONFIG
