@@ -27,6 +27,7 @@ from tests.extproc.world import (
 )
 
 NAMING = Naming(tenant_headers=(b"x-tenant",))
+FORM = b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nsound\r\n--b--\r\n'
 
 
 class World:
@@ -84,6 +85,24 @@ def test_each_answer_that_it_asks_for_is_paid(world: World) -> None:
     one = world.paid()
     world.ask("u", max_tokens=10, n=8)
     assert world.paid(b"u") == one + 70
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "content_type"),
+    [
+        ("/v1/rerank", b'{"query": "lighthouse", "documents": ["keeper", "sea"]}', "application/json"),
+        ("/v1/audio/speech", b'{"input": "hello"}', "application/json"),
+        ("/v1/audio/transcriptions", FORM, "multipart/form-data; boundary=b"),
+    ],
+)
+def test_leaving_the_model_out_saves_nothing(world: World, path: str, body: bytes, content_type: str) -> None:
+    """Engines answer such requests as their only model."""
+    conversation = Conversation(world.services)
+    headers = {"x-tenant": "t", "content-type": content_type}
+    conversation.say(request_headers(path=path, extra=headers), request_body(body))
+    assert destination(conversation.replies[-1])
+    assert world.paid() > 100
+    conversation.stream.close()
 
 
 def test_beyond_its_limit_it_is_told_when_to_come_back_in_openais_envelope_and_headers() -> None:

@@ -200,13 +200,17 @@ async def test_a_deadline_goes_first_among_its_tenants_requests_and_not_where_no
     hasty.stream.close()
 
 
-async def test_who_names_no_model_waits_with_those_who_do() -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/generate", b'{"text": "hello"}'), ("/v1/rerank", b'{"query": "hello"}'), ("/v1/audio/speech", b'{"voice": "a"}')],
+)
+async def test_who_names_no_model_waits_with_those_who_do(path: str, body: bytes) -> None:
     room = Room()
     room.endpoints["10.0.0.3:1"].take(BUSY)
     room.is_slow()
     batch = Conversation(room.services)
     _asked.append(batch)
-    batch.say(request_headers(path="/generate", extra={"x-priority": "batch"}), request_body(b'{"text": "hello"}'))
+    batch.say(request_headers(path=path, extra={"x-priority": "batch"}), request_body(body))
     urgent = room.ask(x_priority="chat")
     room.has_room()
     assert destination((await later(urgent))[0])

@@ -198,7 +198,7 @@ def asked_of(services: Services, written: str, request: HttpRequest) -> tuple[st
 
 def _facts(services: Services, request: HttpRequest, read: Read, asked: Asked) -> RequestFacts:
     headers = request.headers
-    if not asked.name and request.path not in MODEL_OPTIONAL_PATHS:
+    if not asked.name and not asked.prompt.text and request.path not in MODEL_OPTIONAL_PATHS:
         return unread_facts(None)
     attempted = headers.get(names.ATTEMPTED_MODELS)
     facts = make_facts(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def must_wait(exchange: Exchange, prepared: Prepared) -> Terms | None:
     """Its place in the queue; None if it may begin now."""
     services, asked, headers = exchange.services, prepared.asked, exchange.headers
-    if prepared.facts.unread or not services.router.pool.knows(asked.name):
+    if not services.router.pool.knows(asked.name):
         return None
     if services.cascades.is_inner(headers):
         return None  # what a cascade asks of its larger models has waited once

@@ -19,7 +19,7 @@ _MINUTE_S: Final = 60
 def paid(exchange: Exchange, prepared: Prepared) -> Refused | None:
     """Pay for it. Whether the tenant has had its share of this minute, as its answer; None: it may go on."""
     services, asked, facts = exchange.services, prepared.asked, prepared.facts
-    if facts.unread or not services.router.pool.knows(asked.name):
+    if not services.router.pool.knows(asked.name):
         return None
     admission = services.admission
     taken = services.rates.take(
