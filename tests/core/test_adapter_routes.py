@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from fairlead.core.endpoint import Endpoint
+from fairlead.core.health import DRAINING
 from fairlead.core.in_flight import InFlight
 from fairlead.core.objective import Slo
 from fairlead.core.pool import FEW, Pool
@@ -75,6 +76,19 @@ def test_of_a_routes_models_one_is_chosen_that_should_meet_the_objective(refuses
     found = where.admit(msgspec.structs.replace(request("auto"), slo=Slo(tpot_ms=21.0, refuses=refuses)))
     assert isinstance(found, InFlight)
     assert found.decision.addresses == ("a:1",)
+
+
+@pytest.mark.parametrize("may_split", [True, False])
+def test_what_no_pair_of_a_routes_model_can_answer_goes_to_its_other_one(may_split: bool) -> None:
+    pair: dict[str, Any] = {"engine": "sglang", "kv_connector": "sglang", "identity": EngineIdentity(models=("base",))}
+    prefill = make_endpoint("a:1", "base", role="prefill", **pair)
+    prefill.health.withhold(DRAINING, active=may_split)
+    alone = EngineIdentity(models=("other", "sql"), adapters=("sql",))
+    adapter = make_endpoint("c:1", "other", rtt_ms=900.0, identity=alone)
+    where = router(prefill, make_endpoint("b:1", "base", role="decode", **pair), adapter)
+    found = where.admit(msgspec.structs.replace(request("auto"), may_split=may_split))
+    assert isinstance(found, InFlight)
+    assert found.address == "c:1"
 
 
 def test_an_adapter_that_answered_wrongly_is_not_its_model() -> None:

@@ -126,6 +126,8 @@ class Router(Halves):
         for model in models:
             asked = self.pool.called(msgspec.structs.replace(request, model=model), model)
             table, endpoints = self._open_to(asked, subset, now_s)
+            if self.pool.has_halves:
+                endpoints = self.answering(asked, endpoints, subset)
             if not endpoints:
                 continue
             held = self.index.match(asked.prefix, now_s) if asked.prefix else {}
