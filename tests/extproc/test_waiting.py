@@ -202,7 +202,11 @@ async def test_a_deadline_goes_first_among_its_tenants_requests_and_not_where_no
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("/generate", b'{"text": "hello"}'), ("/v1/rerank", b'{"query": "hello"}'), ("/v1/audio/speech", b'{"voice": "a"}')],
+    [
+        ("/generate", b'{"text": "hello"}'),
+        ("/v1/rerank", b'{"query": "hello"}'),
+        ("/v1/audio/speech", b'{"voice": "a"}'),
+    ],
 )
 async def test_who_names_no_model_waits_with_those_who_do(path: str, body: bytes) -> None:
     room = Room()
