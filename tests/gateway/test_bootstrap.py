@@ -188,6 +188,14 @@ def test_a_listener_on_a_name_is_refused_with_what_to_write() -> None:
         bootstrap(config("10.0.0.1:8000", listen="localhost:8080"))
 
 
+@pytest.mark.parametrize(
+    ("listen", "serves_both"), [("[::]:8080", True), ("[::1]:8080", False), ("0.0.0.0:8080", False)]
+)
+def test_any_address_of_ipv6_is_any_of_ipv4_too(listen: str, serves_both: bool) -> None:
+    (listener,) = bootstrap(config("10.0.0.1:8000", listen=listen))["static_resources"]["listeners"]
+    assert listener["address"]["socket_address"].get("ipv4_compat", False) == serves_both
+
+
 def test_an_admin_address_without_a_port_is_refused() -> None:
     with pytest.raises(UserError, match=r"admin: .* has no port"):
         bootstrap(config("10.0.0.1:8000"), admin_address="127.0.0.1")

@@ -50,7 +50,10 @@ def listen_on(key: str, address: str) -> Part:
     if not is_ip(host):
         example = "127.0.0.1" if host == "localhost" else "0.0.0.0"
         raise UserError(f'{key}: "{host}" is a name and Envoy listens on IP addresses only; write {example}:{port}')
-    return _socket(host, port)
+    bound, address_of_host = _socket(host, port), ipaddress.ip_address(host)
+    if address_of_host.version == 6 and address_of_host.is_unspecified:
+        bound["socket_address"]["ipv4_compat"] = True  # as any other server takes it, the sidecar's too
+    return bound
 
 
 def connect_to(address: str) -> Part:
