@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -347,6 +349,21 @@ async def test_a_drain_says_how_many_sessions_sent_nothing_while_it_waited(stack
     homes = [home_of(await turn(pool, session, 0)) for session in "stuv"]
     code, output = await migrate(pool, "--drain", homes[0], "--wait-s", "0.1")
     assert (code, f"{homes.count(homes[0])} session" in output, "sent no request" in output) == (0, True, True), output
+
+
+async def test_a_drain_that_is_interrupted_says_that_it_goes_on(stack: Start) -> None:
+    pool = await started(stack)
+    home = home_of(await turn(pool, "s", 0))
+    asked = ["migrate", "--drain", home, "--admin", pool.document["listen"]["admin"], "--token-file", pool.token_path]
+    interrupted = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fairlead", *asked, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert interrupted.stdout is not None
+    assert b"1 sessions" in await interrupted.stdout.readline()  # the drain has begun
+    interrupted.send_signal(signal.SIGINT)
+    _, errors = await interrupted.communicate()
+    assert f"{home} goes on draining; fairlead migrate --undrain {home} ends it" in errors.decode()
+    assert interrupted.returncode != 0
 
 
 async def test_wrong_arguments_of_migrate_are_reported_in_a_sentence(stack: Start) -> None:

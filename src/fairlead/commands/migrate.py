@@ -116,29 +116,41 @@ def _move(admin: _Admin, named: dict[str, str], to: str, wait_s: float, *, dry_r
 
 def _drain(admin: _Admin, address: str, wait_s: float, *, dry_run: bool) -> None:
     began = admin.send("drain", endpoint=address, dry_run=dry_run)
-    typer.echo(
+    found = (
         f"{began['sessions']} sessions and {began['inflight_requests']} requests in flight at {address}; "
         f"other endpoints: {', '.join(began['targets'])}; "
         f"at the next request of a session, {' or '.join(began['ways'])}"
     )
     if dry_run:
+        typer.echo(found)
         return
-    with _progress() as bar:
-        task = bar.add_task("sessions move away", total=began["sessions"])
-        until_s = time.monotonic() + wait_s
-        while (left := admin.send("drained", endpoint=address)["sessions"]) and time.monotonic() < until_s:
-            bar.update(task, completed=max(0, began["sessions"] - left))
-            time.sleep(_POLL_S)
-        released = admin.send("release", endpoint=address)["released"]
-        bar.update(task, completed=began["sessions"], description="requests end")
-        until_s = time.monotonic() + wait_s
-        while (running := admin.send("drained", endpoint=address)["inflight_requests"]) and time.monotonic() < until_s:
-            time.sleep(_POLL_S)
+    try:
+        typer.echo(found)
+        released, running = _emptied(admin, address, began["sessions"], wait_s)
+    except KeyboardInterrupt:
+        typer.echo(f"{address} goes on draining; fairlead migrate --undrain {address} ends it", err=True)
+        raise
     if released:
         typer.echo(f"{released} sessions sent no request in time; they compute their context again wherever they go")
     if running:
         _fail(f"{running} requests still run at {address}; it takes no new session")
     typer.echo(f"{address} is drained and can be stopped; fairlead migrate --undrain {address} takes it back")
+
+
+def _emptied(admin: _Admin, address: str, sessions: int, wait_s: float) -> tuple[int, int]:
+    """Sessions that had to be unbound, and requests that still run there."""
+    with _progress() as bar:
+        task = bar.add_task("sessions move away", total=sessions)
+        until_s = time.monotonic() + wait_s
+        while (left := admin.send("drained", endpoint=address)["sessions"]) and time.monotonic() < until_s:
+            bar.update(task, completed=max(0, sessions - left))
+            time.sleep(_POLL_S)
+        released = admin.send("release", endpoint=address)["released"]
+        bar.update(task, completed=sessions, description="requests end")
+        until_s = time.monotonic() + wait_s
+        while (running := admin.send("drained", endpoint=address)["inflight_requests"]) and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+    return released, running
 
 
 def _progress() -> Any:
