@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from itertools import accumulate
 from random import Random
@@ -45,6 +44,7 @@ from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Conversation, Turn, Workload
 from fairlead.tools.replay.world import Observation, World, alike
 from fairlead.tools.simulate.parameters import EngineParameters
+from fairlead.tools.study import worker_processes
 
 ADAPTERS, ENGINES, SLOTS = 40, 4, 4
 BLOCK_TOKENS: Final = 64
@@ -154,7 +154,7 @@ def ran(what: tuple[float, float, float, str, int]) -> Figures:
 
 def lines(seeds: Sequence[int], jobs: int) -> Iterator[tuple[str, ...]]:
     runs = [(*case, name, seed) for case in CASES for name in RULES for seed in seeds]
-    with ProcessPoolExecutor(jobs) as pool:
+    with worker_processes(jobs) as pool:
         found = dict(zip(runs, pool.map(ran, runs), strict=True))
     for skew, load_ms, rate in CASES:
         ours = [found[skew, load_ms, rate, "fairlead", seed].ttft_p95_ms for seed in seeds]

@@ -10,9 +10,7 @@ In each pool the rule of the router is compared to never and always splitting: i
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -40,6 +38,7 @@ from fairlead.tools.replay.prefill_decode import PrefillDecodeSimulation
 from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Conversation, Turn, Workload
 from fairlead.tools.replay.world import World, alike
+from fairlead.tools.study import worker_processes
 
 OUT: Final = Path("benchmarks/results/prefill_decode.md")
 ENGINES: Final = 8
@@ -251,7 +250,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     chosen = parser.parse_args()
     jobs = list(jobs_of(chosen.requests, chosen.seeds))
-    with ProcessPoolExecutor(chosen.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with worker_processes(chosen.jobs) as pool:
         results = list(pool.map(run, jobs, chunksize=4))
     command = f"python benchmarks/prefill_decode.py --requests {chosen.requests} --seeds {chosen.seeds}"
     OUT.write_text(page(Study(jobs, results), command), encoding="utf-8")

@@ -12,9 +12,7 @@ measures: the worst engine's p90 and p95 of TTFT, and the p95 and p99 of all.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -39,6 +37,7 @@ from fairlead.tools.replay.rows import LatencyTarget, Rows, RunSummary, summaris
 from fairlead.tools.replay.run import Traffic, workload_of
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World, alike
+from fairlead.tools.study import worker_processes
 
 TRACE = "benchmarks/data/claude_code.jsonl.gz"
 OUT = Path("benchmarks/results/papers")
@@ -301,8 +300,7 @@ def main() -> None:
     )
     tried_seeds, parts = min(SETTINGS_SEEDS, asked.seeds), []
     settings = [] if asked.one_rule else list(SETTINGS)
-    context = multiprocessing.get_context("spawn")
-    with Progress() as progress, ProcessPoolExecutor(asked.jobs, mp_context=context) as pool:
+    with Progress() as progress, worker_processes(asked.jobs) as pool:
         each = len(POLICIES) * asked.seeds + len(settings) * tried_seeds
         task = progress.add_task("runs", total=len(scenes) * each)
         for scene in scenes:
