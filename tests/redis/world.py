@@ -47,6 +47,7 @@ class Sidecar:
             sessions=self.table,
             rules=Rules(),
         )
+        self.planner = router.planner
         self.rates = RateLimits()
         self.admission = Admission(router)
         self.store = SharedStore(
