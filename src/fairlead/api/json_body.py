@@ -84,7 +84,7 @@ class OtherBody(Reserved, gc=False):
     messages: Slice = UNSET
 
 
-class _Sampling(msgspec.Struct, gc=False):
+class Sampling(msgspec.Struct, gc=False):
     max_new_tokens: Slice = UNSET
     max_tokens: Slice = UNSET
     n: Slice = UNSET
@@ -102,7 +102,7 @@ class _StreamOptions(msgspec.Struct, gc=False):
 
 decode = msgspec.json.Decoder(Body).decode
 decode_other = msgspec.json.Decoder(OtherBody).decode
-_decode_sampling = msgspec.json.Decoder(_Sampling).decode
+_decode_sampling = msgspec.json.Decoder(Sampling).decode
 _decode_metadata = msgspec.json.Decoder(_Metadata).decode
 _decode_stream_options = msgspec.json.Decoder(_StreamOptions).decode
 _decode_value = msgspec.json.Decoder().decode
@@ -130,11 +130,10 @@ def split_models(value: str) -> tuple[str, ...]:
     return tuple(names[:MOST_ATTEMPTED])
 
 
-def output_limit(read: Body) -> int | None:
+def output_limit(read: Body, sampling: Sampling | None) -> int | None:
     for value in (read.max_completion_tokens, read.max_output_tokens, read.max_tokens):
         if value is not UNSET and (limit := _limit(value)):
             return limit
-    sampling = _sampling(read)
     if sampling is None:
         return None
     for value in (sampling.max_new_tokens, sampling.max_tokens):
@@ -143,26 +142,24 @@ def output_limit(read: Body) -> int | None:
     return None
 
 
-def asks_of_prompt(read: Body) -> bool:
+def asks_of_prompt(read: Body, sampling: Sampling | None) -> bool:
     """Whether the answer tells something of each token of the prompt: engines then compute all of it, cached or not."""
-    if read.prompt_logprobs is read.echo is read.logprob_start_len is read.sampling_params is UNSET:
-        return False
     if read.prompt_logprobs is not UNSET and read.prompt_logprobs != NULL:
         return True
     if read.echo is not UNSET and bytes(read.echo) == b"true":
         return True
     if read.logprob_start_len is not UNSET and bytes(read.logprob_start_len).isdigit():
         return True
-    sampling = _sampling(read)
-    wanted = () if sampling is None else (sampling.prompt_logprobs, sampling.prompt_logprob_token_ids)
+    if sampling is None:
+        return False
+    wanted = sampling.prompt_logprobs, sampling.prompt_logprob_token_ids
     return any(value is not UNSET and value != NULL for value in wanted)
 
 
-def answers_of(read: Body) -> int:
+def answers_of(read: Body, sampling: Sampling | None) -> int:
     """How many answers it asks for: some for each of its prompts. An engine decodes all of them at once."""
-    if read.n is read.best_of is read.sampling_params is read.prompt is read.text is read.input_ids is UNSET:
+    if sampling is None and read.n is read.best_of is read.prompt is read.text is read.input_ids is UNSET:
         return 1
-    sampling = _sampling(read)
     wanted = (read.n, read.best_of, UNSET if sampling is None else sampling.n)
     each = max([_limit(value) or 1 for value in wanted if value is not UNSET], default=1)
     prompts = [_count_of_prompts(value) for value in (read.prompt, read.text, read.input_ids) if value is not UNSET]
@@ -188,7 +185,8 @@ def _count_of_prompts(value: msgspec.Raw) -> int:
     return max(1, (prompts.count(b'"') - prompts.count(b'\\"')) // 2)
 
 
-def _sampling(read: Body) -> _Sampling | None:
+def sampling_of(read: Body) -> Sampling | None:
+    """SGLang's `sampling_params`, and those of vLLM's tokens in and out; None where there are none to read."""
     if read.sampling_params is UNSET:
         return None
     try:

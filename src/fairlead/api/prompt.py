@@ -26,6 +26,7 @@ from fairlead.api.json_body import (
     decode,
     decode_other,
     output_limit,
+    sampling_of,
     text_of,
     wants_usage,
 )
@@ -116,14 +117,15 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
     if path == MESSAGES:
         pieces = without_cache_marks(pieces)
     adapter = "" if read.lora_path is UNSET else _plain_name(read.lora_path)
-    text, key, answers = _SEPARATOR.join(pieces), cache_key(read, adapter), answers_of(read)
+    text, key, sampling = _SEPARATOR.join(pieces), cache_key(read, adapter), sampling_of(read)
+    answers = answers_of(read, sampling)
     return Prompt(
         read.model,
         text,
         text if user_text is None else bytes(user_text),
         len(media),
         () if read.metadata is UNSET else attempted(read.metadata),
-        output_limit(read),
+        output_limit(read, sampling),
         reserved,
         read.stream is not UNSET and bytes(read.stream) == b"true",
         read.stream_options is not UNSET and wants_usage(read.stream_options),
@@ -132,7 +134,7 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
         has_tools=read.tools is not UNSET,
         adapter=adapter,
         is_all=not (key and reads_otherwise(read)),
-        is_told=asks_of_prompt(read),
+        is_told=asks_of_prompt(read, sampling),
         answers=answers,
         several=answers > 1,
         reply=reply and reply_span(pieces, *reply, len(text)),
