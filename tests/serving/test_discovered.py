@@ -79,6 +79,13 @@ class World:
         path = self.file.write(pool={}, discovery={"file": "engines.yaml"}, **sections)
         self.sidecar = await self.stack.enter_async_context(Sidecar(path))
 
+    async def start_with_one(self) -> Lister:
+        """Its engine, which serves llama and is looked at ten times a second."""
+        engine = await self.engine("llama")
+        self.lists(engine.address)
+        await self.start(observe={"health_interval_ms": 100})
+        return engine
+
     def pool(self) -> dict[str, str]:
         return {e.address: e.model for e in self.sidecar.services.router.pool.endpoints}
 
@@ -318,9 +325,7 @@ async def test_an_engine_of_another_kind_that_is_back_at_an_address_is_asked_in_
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "_MODELS_S", 0.1)
-    engine = await world.engine("llama")
-    world.lists(engine.address)
-    await world.start(observe={"health_interval_ms": 100})
+    engine = await world.start_with_one()
     router = world.sidecar.services.router
     await until(lambda: [e.spec.engine for e in router.pool.endpoints] == ["vllm"])
     engine.cards[0]["owned_by"] = "sglang"
@@ -349,9 +354,7 @@ async def test_an_engine_that_is_back_with_a_longer_context_gets_longer_prompts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "_MODELS_S", 0.1)
-    engine = await world.engine("llama")
-    world.lists(engine.address)
-    await world.start(observe={"health_interval_ms": 100})
+    engine = await world.start_with_one()
     await until(world.pool)
     (endpoint,) = world.sidecar.services.router.pool.endpoints
 
