@@ -76,6 +76,7 @@ lint: $(INSTALLED) ## ruff, mypy --strict, import-linter, no ring of packages.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks # on its own: there scripts import one another, while a test imports one by its full name
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/package_graph.py >/dev/null
 

@@ -139,7 +139,8 @@ async def memory(folder: Path, changes: int) -> str:
 
 async def in_kubernetes(folder: Path) -> tuple[list[Row], str]:
     """The table's rows, and the sidecar's memory after each."""
-    rows, sizes = [], []
+    rows: list[Row] = []
+    sizes = []
     async for row in kubernetes.rows(folder):
         new = _times([engine.served_after_s for engine in row.new])
         gone = _times([engine.last_chosen_after_s for engine in row.gone])

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from ear_migration import ENGINES, MEASURES, OUT, SCENES, Found, faster_at, over, ran, shown, workload
+from ear_migration import ENGINES, MEASURES, OUT, SCENES, Found, faster_at, over, ran, workload
 from rich.progress import Progress
 
 from fairlead.tools.bench.markdown import table
@@ -41,7 +41,7 @@ def rows(seeds: Sequence[int], draws: int, step: Callable[[], None]) -> list[tup
                     runs.append(ran(policy, SCENE, traffic, seed)._replace(answers=()))
                     step()
             worst = [f"{estimate([MEASURES[COMPARED[0]](run) for run in runs]).mean:,.0f}" for runs in found.values()]
-            ratios = [shown(over(found, FULL, baseline, measure), 2) for baseline in BASELINES for measure in COMPARED]
+            ratios = [over(found, FULL, baseline, measure).text(2) for baseline in BASELINES for measure in COMPARED]
             lines.append((f"{skew:g}", f"{load:g}", *worst, *ratios))
     return lines
 

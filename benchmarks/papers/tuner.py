@@ -45,10 +45,9 @@ from fairlead.tools.replay.world import World
 from fairlead.tools.replay.world_file import read_world
 from fairlead.tools.tune.gorgo_hillclimb import BOX, Climbing
 from fairlead.tools.tune.offline import TuningData, tune
-from fairlead.tools.tune.published import Weights
 from fairlead.tuning.fair import SCORED_QUANTILE
 from fairlead.tuning.online import OnlineTuner, TunerSettings
-from fairlead.tuning.weights import BOXES
+from fairlead.tuning.weights import BOXES, Weights
 
 OUT = Path("benchmarks/results/papers")
 FIRST_SEED = 200  # ours were made on seeds from 900 on; earlier versions of them have seen 0 to 9 and 100 to 109
