@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from fairlead.decision_log.columns import COLUMNS
 from fairlead.decision_log.log import MOST_WAITING, DecisionLog
 from fairlead.errors import UserError
 from fairlead.tools.decisions import read_decisions
-from tests.decision_log.world import MODELS, Pool
+from tests.decision_log.world import MODELS, USUAL, Pool
 from tests.waiting import until
 
 
@@ -117,6 +118,28 @@ def test_the_oldest_files_go_when_there_are_too_many_bytes(tmp_path: Path) -> No
     assert files.rotate(tmp_path, 250) == 3
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["decisions-20260103.parquet", "decisions-20260104.parquet", "mine.parquet"]
+
+
+def test_after_the_clock_was_set_back_the_files_written_before_go_first(tmp_path: Path) -> None:
+    before = tmp_path / "decisions-21060207T062815.000000-0123abcd.parquet"
+    before.write_bytes(b"x" * 100)
+    row = tuple(USUAL.values())
+    sizes = [files.write(tmp_path, [row]) for _ in range(3)]
+    assert files.rotate(tmp_path, sum(sizes)) == 1
+    assert not before.exists()
+    left = sorted(tmp_path.iterdir())
+    assert left == sorted(left, key=lambda path: path.stat().st_mtime_ns)
+    assert files.rotate(tmp_path, sizes[2]) == 2
+    assert list(tmp_path.iterdir()) == left[2:]
+
+
+def test_a_file_that_somebody_else_named_is_as_old_as_its_last_change(tmp_path: Path) -> None:
+    mine = tmp_path / "decisions-of-last-week.parquet"
+    mine.write_bytes(b"x" * 100)
+    os.utime(mine, (1.7e9, 1.7e9))
+    size = files.write(tmp_path, [tuple(USUAL.values())])
+    assert files.rotate(tmp_path, size) == 1
+    assert not mine.exists()
 
 
 def test_the_newest_file_stays_however_large(tmp_path: Path) -> None:
