@@ -70,6 +70,49 @@ def test_a_remark_belongs_after_the_wrapper() -> None:
     assert text[find_groups(text)[0].end :] == b" Why?"
 
 
+SHOWN = "<doc>a</doc>\n<doc>b</doc>"
+MEANT = "<doc>c</doc>\n<doc>d</doc>"
+
+
+@pytest.mark.parametrize(
+    "literal",
+    [
+        f"```xml\n{SHOWN}\n```",
+        f"~~~~\n~~~\n{SHOWN}\n~~~~",
+        f"```\r\n{SHOWN}\r\n```\r",
+        f"> ```\n{SHOWN}\n> ```",
+        f"- so:\n    ```\n{SHOWN}\n    ```",
+        f"```\n```python\n{SHOWN}\n```",
+        f"<!-- {SHOWN} -->",
+        f"<!--\n```\n{SHOWN}\n-->",
+        f"<![CDATA[{SHOWN}]]>",
+    ],
+)
+def test_elements_in_code_in_comments_and_in_cdata_are_words_and_those_behind_are_documents(literal: str) -> None:
+    assert found(f"They look like this:\n{literal}\n\nUse these.\n{MEANT}\n\nWhy?") == [MEANT.split("\n")]
+
+
+@pytest.mark.parametrize("start", ["```", "~~~ text", "<!--", "<![CDATA["])
+def test_what_is_never_closed_goes_on_to_the_end(start: str) -> None:
+    assert found(f"{start}\n{MEANT}\n\nWhy?") == []
+
+
+@pytest.mark.parametrize(("start", "end"), [("<!--", "-->"), ("<![CDATA[", "]]>")])
+def test_an_end_tag_in_a_comment_or_in_cdata_ends_no_document(start: str, end: str) -> None:
+    one = f"<doc>a {start} </doc>\n<doc> {end} b</doc>"
+    assert found(f"{one}\n{MEANT}") == [MEANT.split("\n")]
+
+
+@pytest.mark.parametrize("text", ["```one line``` of code", "so --> it is", "a ``` b", "a[b[0]]> c"])
+def test_what_only_looks_like_code_or_a_comment_changes_nothing(text: str) -> None:
+    assert found(f"{text}\n{MEANT}") == [MEANT.split("\n")]
+
+
+def test_a_document_that_was_cut_in_its_code_is_one() -> None:
+    documents = ["<doc>\n```python\nfor each\n</doc>", "<doc>\nin these\n```\n</doc>", "<doc><!-- x --> y</doc>"]
+    assert found("\n".join(documents)) == [documents]
+
+
 # ---- numbered -------------------------------------------------------------------------------------------------------
 
 
@@ -193,7 +236,20 @@ def test_blocks_follow_one_another_inside_the_text_and_bodies_lie_inside_blocks(
 
 
 @pytest.mark.parametrize(
-    "piece", ["<doc>", "</doc>", "<doc ", "<doc></doc>x", "[1] a\n", "<context>", "# h\n", "---\n"]
+    "piece",
+    [
+        "<doc>",
+        "</doc>",
+        "<doc ",
+        "<!--<doc></doc>",
+        "``` `\n<doc></doc>",
+        "> > ",
+        "<doc></doc>x",
+        "[1] a\n",
+        "<context>",
+        "# h\n",
+        "---\n",
+    ],
 )
 def test_no_text_takes_more_than_linear_time(piece: str) -> None:
     def seconds(repeats: int) -> float:

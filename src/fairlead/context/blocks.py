@@ -17,6 +17,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from fairlead.api.spans import list_spans, object_spans
+from fairlead.context.literal import are_literal
 
 Format = Literal["xml", "numbered", "json", "markdown", "separator"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
@@ -71,7 +72,9 @@ def _xml(text: bytes) -> list[Group]:
     tokens = _paired([token for token in found if not (token.group(3) or b"").endswith(b"/")])
     if tokens is None:
         return []
-    blocks = list(_elements(text, tokens))
+    elements = list(_elements(text, tokens))
+    literal = are_literal(text, [(block.start, block.end) for block in elements])
+    blocks = [block for block, is_literal in zip(elements, literal, strict=True) if not is_literal]
     groups: list[Group] = []
     run: list[Block] = []
     for block, following in zip(blocks, [*blocks[1:], None], strict=False):
