@@ -17,6 +17,7 @@ from tests.fuzz.world import Reading, World, running
 _ROUNDS, _LEAST_ROUND_S, _MOST_ROUND_S = 24, 4.0, 30.0
 _STEP_S = 120.0
 _WARM_UP_SHARE, _WARM_UP_MOST_S = 0.4, 900.0
+_WARM_UP_STEPS = 1000  # at the least, however slow the machine: until then tables and caches fill
 _REPLAY_S = 240.0
 _LAST_STEPS = 40
 _MIB = 1 << 20
@@ -27,25 +28,21 @@ class Report:
     steps: dict[str, int] = field(default_factory=dict)
     readings: list[tuple[float, Reading]] = field(default_factory=list)  # by seconds since the start
     faults: list[str] = field(default_factory=list)
+    warm: int | None = None  # the first reading after the warm-up
 
-    def growth(self, warm_s: float) -> dict[str, tuple[float, float]]:
+    def growth(self) -> dict[str, tuple[float, float]]:
         """What must stay as it is, in the first and in the last third after the warm-up."""
-        after = [each for at_s, each in self.readings if at_s >= warm_s] or [self.readings[-1][1]]
+        after = [each for _, each in self.readings[-1 if self.warm is None else self.warm :]]
         third = max(1, len(after) // 3)
         first, last = after[:third], after[-third:]
-
-        def resident_mib(end: Sequence[Reading]) -> float:
-            # What a reading process keeps of its longest body comes and goes: its least is what it always needs.
-            least = min(each.readers_bytes for each in end)
-            return (statistics.median(each.resident_bytes for each in end) + least) / _MIB
 
         def ends(of: Callable[[Reading], float]) -> tuple[float, float]:
             return statistics.median(map(of, first)), statistics.median(map(of, last))
 
         return {
-            "MiB of the sidecar and its readers": (resident_mib(first), resident_mib(last)),
+            "MiB of the sidecar and its readers": ends(lambda each: (each.resident_bytes + each.readers_bytes) / _MIB),
             "Python's blocks": ends(lambda each: each.blocks),
-            "series": ends(lambda each: each.series),
+            "values of labels": ends(lambda each: each.label_values),
         }
 
 
@@ -53,19 +50,19 @@ async def fuzz(seconds: float, seed: int, families: Sequence[str], out: TextIO, 
     """Attack for so long. `growth`: the most that memory may be after the warm-up, by what it was."""
     report = Report()
     numbers = {family: count() for family in families}
-    warm_s = min(seconds * _WARM_UP_SHARE, _WARM_UP_MOST_S)
+    warm_s, end_s = min(seconds * _WARM_UP_SHARE, _WARM_UP_MOST_S), float("inf")
 
     def say(line: str) -> None:
         print(line, file=out, flush=True)
 
-    say(f"seed {seed}, {seconds:g} s, {warm_s:g} s of them to warm up: {', '.join(families)}")
+    say(f"seed {seed}, {seconds:g} s, {warm_s:g} s of them or {_WARM_UP_STEPS} steps to warm up: {', '.join(families)}")
     async with running() as world:
         await _fill(world)
         await world.read()
         started_s = time.monotonic()
         round_s = min(max(seconds / _ROUNDS, _LEAST_ROUND_S), _MOST_ROUND_S)
-        while not report.faults and (at_s := time.monotonic() - started_s) < seconds:
-            steps = await _round(world, seed, numbers, min(round_s, seconds - at_s))
+        while not report.faults and (at_s := time.monotonic() - started_s) < end_s:
+            steps = await _round(world, seed, numbers, min(round_s, end_s - at_s))
             reading = await world.read()
             report.faults += reading.faults + world.neighbour.lost
             report.readings.append((time.monotonic() - started_s, reading))
@@ -73,12 +70,15 @@ async def fuzz(seconds: float, seed: int, families: Sequence[str], out: TextIO, 
                 report.steps[step.family] = report.steps.get(step.family, 0) + 1
             say(_line(report, world))
             world.neighbour.waits_ms.clear()
+            now_s = report.readings[-1][0]
+            if report.warm is None and now_s >= warm_s and sum(report.steps.values()) >= _WARM_UP_STEPS:
+                report.warm, end_s = len(report.readings) - 1, now_s + seconds - warm_s
         if not report.faults:
-            report.faults += _memory(report, warm_s, growth)
+            report.faults += _memory(report, growth)
         elif steps:
             say("FAILED\n  " + "\n  ".join(report.faults))
             report.faults += await _found(world, steps)
-    say(_end(report, warm_s))
+    say(_end(report))
     return report
 
 
@@ -150,10 +150,10 @@ async def _fill(world: World) -> None:
         await asyncio.gather(*(send() for _ in range(3)))
 
 
-def _memory(report: Report, warm_s: float, growth: float) -> list[str]:
+def _memory(report: Report, growth: float) -> list[str]:
     return [
         f"{what} grew from {first:.1f} to {last:.1f} after the warm-up, more than by {growth - 1:.0%}"
-        for what, (first, last) in report.growth(warm_s).items()
+        for what, (first, last) in report.growth().items()
         if last > growth * first
     ]
 
@@ -163,17 +163,17 @@ def _line(report: Report, world: World) -> str:
     waits = sorted(world.neighbour.waits_ms) or [0.0]
     return (
         f"{at_s:6.0f} s  {sum(report.steps.values()):7} steps  sidecar {reading.resident_bytes / _MIB:6.1f} MiB "
-        f"(keeps {reading.kept_bytes / _MIB:.0f}), {reading.blocks} blocks, {reading.series} series  "
+        f"(keeps {reading.kept_bytes / _MIB:.0f}), {reading.blocks} blocks, {reading.label_values} values of labels  "
         f"readers {reading.readers_bytes / _MIB:6.1f} MiB  neighbour {len(waits)} requests, "
         f"p50 {waits[len(waits) // 2]:.1f} ms, p99 {waits[len(waits) * 99 // 100]:.1f} ms, longest {waits[-1]:.1f} ms"
     )
 
 
-def _end(report: Report, warm_s: float) -> str:
+def _end(report: Report) -> str:
     counts = ", ".join(f"{family} {number}" for family, number in report.steps.items())
     lines = [f"{sum(report.steps.values())} steps ({counts})"]
     if report.readings:
-        changes = report.growth(warm_s).items()
+        changes = report.growth().items()
         told = (
             f"{what} {first:.1f} to {last:.1f} ({last / max(first, 1) - 1:+.1%})" for what, (first, last) in changes
         )

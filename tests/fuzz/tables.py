@@ -15,7 +15,7 @@ from fairlead.context import index, reuse
 from fairlead.core import answered, calibration, text_kinds
 from fairlead.extproc import replies
 
-_ENTRIES: Final = 256
+_ENTRIES: Final = 64
 _CACHES: Final[tuple[tuple[ModuleType, str], ...]] = (
     (text_kinds, "_sampled"),
     (replies, "_response_template"),
