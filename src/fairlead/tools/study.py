@@ -50,6 +50,12 @@ def worker_processes(
             raise
 
 
+def check_writable(out: Path) -> None:
+    """Raises UserError where results could not be written: now, and not after minutes of measuring."""
+    with results_in(out):
+        pass
+
+
 @contextmanager
 def results_in(out: Path) -> Iterator[Path]:
     """A temporary folder inside `out`, whose files replace those of `out` when the block ends without an error.

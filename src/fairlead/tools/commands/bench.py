@@ -33,10 +33,11 @@ def bench(
 
     Ends 1 if a request failed. A target that is missed is printed and does not change the exit code.
     """
-    from fairlead.errors import UserError
     from fairlead.tools.bench import run
     from fairlead.tools.bench.report import markdown, write
+    from fairlead.tools.study import check_writable, results_in
 
+    check_writable(out)
     arguments = [*(["--quick"] if quick else []), *(["--only", only.value] if only else []), "--seed", str(seed)]
     report = run.run(
         command=" ".join(("fairlead", "bench", *arguments)),
@@ -46,10 +47,8 @@ def bench(
         has_tables=only in (None, Part.tables),
         has_envoy=only in (None, Part.envoy),
     )
-    try:
-        write(report, out)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
+    with results_in(out) as folder:
+        write(report, folder)
     typer.echo(markdown(report))
     if report.failures():
         typer.echo(f"fairlead bench: {report.failures()} requests failed; see {out / 'bench.md'}", err=True)

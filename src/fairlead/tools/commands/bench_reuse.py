@@ -30,17 +30,16 @@ def bench_reuse(
     """Share of tokens found in the cache with and without reuse, tokens to compute, and times, in some two minutes."""
     from rich.console import Console
 
-    from fairlead.errors import UserError
     from fairlead.tools.bench.reuse.report import markdown, write
     from fairlead.tools.bench.reuse.run import run
+    from fairlead.tools.study import check_writable, results_in
 
+    check_writable(out)
     arguments = [*(["--quick"] if quick else []), *(["--contextpilot FOLDER"] if contextpilot is not None else [])]
     command = " ".join(("fairlead bench-reuse", *arguments, f"--seed {seed}"))
     console = Console(stderr=True)
     with console.status("starting") as status:
         report = run(command, lists, contextpilot, seed, quick, status.update)
-    try:
-        write(report, out)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
+    with results_in(out) as folder:
+        write(report, folder)
     typer.echo(markdown(report))

@@ -33,11 +33,12 @@ def bench_rivals(
     """
     import msgspec
 
-    from fairlead.errors import UserError
     from fairlead.processes import ChildError
     from fairlead.tools.bench.rivals import run
     from fairlead.tools.bench.rivals.report import markdown, write
+    from fairlead.tools.study import check_writable, results_in
 
+    check_writable(out)
     effort = run.QUICK if quick else run.FULL
     if rounds is not None:
         effort = msgspec.structs.replace(effort, rounds=rounds)
@@ -47,10 +48,8 @@ def bench_rivals(
     except ChildError as error:
         typer.echo(f"fairlead bench-rivals: {error}", err=True)
         raise typer.Exit(1) from None
-    try:
-        write(report, out)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
+    with results_in(out) as folder:
+        write(report, folder)
     typer.echo(markdown(report))
     if report.own_failures():
         typer.echo(f"fairlead bench-rivals: {report.own_failures()} requests failed; see {out / 'rivals.md'}", err=True)

@@ -31,13 +31,14 @@ def bench_routing(
 
     Starts simulated engines, the sidecar and Envoy. Ends 1, with nothing written, if a request failed.
     """
-    from fairlead.errors import UserError
     from fairlead.processes import ChildError
     from fairlead.tools.bench.routing import run
     from fairlead.tools.bench.routing.agents import NotMeasuredError
     from fairlead.tools.bench.routing.plot import write_plot
     from fairlead.tools.bench.routing.report import markdown, write
+    from fairlead.tools.study import check_writable, results_in
 
+    check_writable(out)
     plan = run.Plan(
         cells=run.QUICK if quick else run.FULL,
         policies=(run.OURS, *_names(against)),
@@ -51,11 +52,9 @@ def bench_routing(
     except (NotMeasuredError, ChildError) as error:
         typer.echo(f"fairlead bench-routing: {error}", err=True)
         raise typer.Exit(1) from None
-    try:
-        write(results, out)
-        write_plot(out / "routing.png", results)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
+    with results_in(out) as folder:
+        write(results, folder)
+        write_plot(folder / "routing.png", results)
     typer.echo(markdown(results))
 
 

@@ -25,22 +25,20 @@ def bench_tracing(
 
     Ends 1 if a request failed.
     """
-    from fairlead.errors import UserError
     from fairlead.tools.bench.tracing import run
     from fairlead.tools.bench.tracing.report import markdown, write
-    from fairlead.tools.study import progress_bar
+    from fairlead.tools.study import check_writable, progress_bar, results_in
     from fairlead.tracing import require_library
 
     require_library()
+    check_writable(out)
     effort = run.QUICK if quick else run.FULL
     command = " ".join(("fairlead bench-tracing", *(["--quick"] if quick else []), f"--seed {seed}"))
     with progress_bar("") as progress:
         task = progress.add_task("tracing", total=run.steps(effort))
         report = run.run(command, seed, effort, lambda: progress.advance(task))
-    try:
-        write(report, out)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
+    with results_in(out) as folder:
+        write(report, folder)
     typer.echo(markdown(report))
     if any(each.errors for each in report.runs):
         raise typer.Exit(1)
