@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from types import MappingProxyType
@@ -84,3 +85,8 @@ def main() -> None:
     except UserError as error:
         typer.echo(f"fairlead: {error}", err=True)
         sys.exit(2)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        typer.echo(f"fairlead: {error.filename or 'output'}: cannot be written ({error.strerror})", err=True)
+        sys.exit(1)

@@ -116,3 +116,11 @@ def test_check_makes_no_folder(file: Path) -> None:
     file.write_text(CONFIG + "decisions: {path: new/log}\n")
     assert run("check", file) == (0, [])
     assert os.listdir(file.parent) == ["f.yaml"]  # noqa: PTH208
+
+
+def test_output_that_a_full_disk_does_not_take_is_one_sentence() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fairlead", "check", "--schema"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"fairlead: output: cannot be written (No space left on device)\n")
