@@ -31,11 +31,8 @@ TRACE_COLUMNS: Final = (
 
 
 def is_decision_log(source: Path | str) -> bool:
-    """Whether `source` is in an object store, a folder with files of a log in it, or one such file."""
-    if in_bucket(source):
-        return True
-    path = Path(source)
-    return any(path.glob(PATTERN)) if path.is_dir() else path.match(PATTERN)
+    """Whether `source` is in an object store, a folder, or one file of a log."""
+    return in_bucket(source) or Path(source).is_dir() or Path(source).match(PATTERN)
 
 
 def everything(rows: pl.DataFrame) -> pl.DataFrame:

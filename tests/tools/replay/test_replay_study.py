@@ -82,6 +82,7 @@ def test_all_policies_of_a_seed_have_the_same_arrivals(trace: Path, tmp_path: Pa
         (["--policies", "gogo"], 'did you mean "gorgo"'),
         (["--policies", "ear,ear"], "write each policy once"),
         (["--load", "0.5", "--faster", "2"], "--load and --faster both set the rate"),
+        (["--draws", "3"], "give --zipf too"),
         (["--from-s", "1000"], "nothing starts from 1000 s"),
         (["--world", "no-world.yaml"], "no such file, and no world of that name; known names: plain, quadratic"),
         (["--out", "/proc/here"], "--out /proc/here: cannot be written"),

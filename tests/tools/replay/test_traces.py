@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from fairlead.core.facts import session_key
 from fairlead.errors import UserError
+from fairlead.tools.replay import traces
 from fairlead.tools.replay.claude_code import Sampling
+from fairlead.tools.replay.run import Traffic, workload_of
 from fairlead.tools.replay.traces import read_trace
 from fairlead.tools.replay.workload import Workload, as_runs, cut_runs
 
@@ -33,6 +35,18 @@ def moon(timestamp: int, prompt_tokens: int, ids: list[int]) -> dict[str, Any]:
 
 def agent(session: str, turn: int, t: float, prompt_tokens: int, h: list[list[int]], **more: Any) -> dict[str, Any]:
     return {"session": session, "i": turn, "t": t, "in": prompt_tokens, "out": 9, "think": 2.0, "h": h, **more}
+
+
+def test_of_a_trace_larger_than_memory_the_first_requests_are_read_and_the_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "MOST_REQUESTS", 3)
+    rows = [GOOD | {"at_s": at_s} for at_s in range(4)]
+    read = read_trace(jsonl(tmp_path, *rows))
+    assert (read.requests, read.notes) == (3, (traces.ONLY_THE_FIRST,))
+    assert read_trace(jsonl(tmp_path, *rows[:3])).notes == ()
+    with pytest.raises(UserError, match=r"nothing starts from 3 s to 9 s; only its first .* requests are read"):
+        workload_of(Traffic(str(jsonl(tmp_path, *rows)), from_s=3, to_s=9), seed=0)
 
 
 # ---- tables of one's own --------------------------------------------------------------------------------------------
@@ -150,6 +164,11 @@ def test_a_file_that_is_no_trace_is_named(tmp_path: Path, name: str, data: bytes
     path.write_bytes(data)
     with pytest.raises(UserError, match=why):
         read_trace(path)
+
+
+def test_a_folder_is_taken_for_decisions(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no decisions-\*\.parquet in it"):
+        read_trace(tmp_path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def _known_of_decisions(source: str, checked: bool, console: Console) -> DataFra
     from fairlead.tools.decisions import is_decision_log, latest, read_decisions
     from fairlead.tools.fit.judged import COLUMNS, MOST_ROWS, judged
 
-    if not (Path(source).is_dir() or is_decision_log(source)):
+    if not is_decision_log(source):
         return None
     rows = read_decisions(source, COLUMNS, keep=latest(MOST_ROWS))
     if rows.height == MOST_ROWS:

@@ -80,6 +80,8 @@ def replay(
 
     if load is not None and faster is not None:
         raise UserError("--load and --faster both set the rate; give one of them")
+    if draws is not None and zipf is None:
+        raise UserError("--draws says how many sessions --zipf draws; give --zipf too")
     names = _names(policies, "--policies")
     request = replay_study.ReplayRequest(
         traces=tuple(traces),

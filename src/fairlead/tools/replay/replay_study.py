@@ -62,7 +62,10 @@ def planned(request: ReplayRequest, shown: Progress | None = None) -> tuple[Repl
     requests = 0
     for path in request.traces:
         traffic = Traffic(path, request.sampling, request.from_s, request.to_s, request.faster)
+        reading = None if shown is None else shown.add_task(f"reading {path}", total=1)
         workload = workload_of(traffic, request.seeds[0])
+        if shown is not None and reading is not None:
+            shown.remove_task(reading)
         requests += workload.requests
         if workload.name in names:
             raise UserError(f"{path}: another trace is called {workload.name} too; rename the file")

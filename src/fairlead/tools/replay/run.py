@@ -17,7 +17,7 @@ from fairlead.errors import UserError
 from fairlead.tools.replay.claude_code import Sampling
 from fairlead.tools.replay.policy_spec import PolicySpec, faster_for
 from fairlead.tools.replay.rows import LatencyTarget, Rows, RunSummary, summarise
-from fairlead.tools.replay.traces import read_trace
+from fairlead.tools.replay.traces import ONLY_THE_FIRST, read_trace
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World
 from fairlead.tools.study import worker_processes
@@ -67,11 +67,12 @@ class _ReplayJob(msgspec.Struct, frozen=True):
 
 def workload_of(traffic: Traffic, seed: int) -> Workload:
     """Raises UserError for a trace that cannot be replayed."""
-    workload = read_trace(traffic.path, traffic.sampling, seed, from_s=traffic.from_s, to_s=traffic.to_s)
+    workload = whole = read_trace(traffic.path, traffic.sampling, seed, from_s=traffic.from_s, to_s=traffic.to_s)
     if traffic.from_s > 0 or traffic.to_s != float("inf"):
-        workload = workload.between(traffic.from_s, traffic.to_s)
+        workload = whole.between(traffic.from_s, traffic.to_s)
         if not workload.conversations:
-            raise UserError(f"{traffic.path}: nothing starts from {traffic.from_s:g} s to {traffic.to_s:g} s")
+            cut = f"; {ONLY_THE_FIRST}" if ONLY_THE_FIRST in whole.notes else ""
+            raise UserError(f"{traffic.path}: nothing starts from {traffic.from_s:g} s to {traffic.to_s:g} s{cut}")
     return workload if traffic.faster == 1.0 else workload.faster(traffic.faster)
 
 

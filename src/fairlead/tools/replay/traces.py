@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -17,8 +17,9 @@ from fairlead.tools.replay.mooncake import read_mooncake
 from fairlead.tools.replay.table import read_azure, read_table
 from fairlead.tools.replay.workload import Workload
 
-MOST_REQUESTS: Final = 500_000  # of a decision log: some 0.5 GB as conversations, and minutes for each policy and seed
+MOST_REQUESTS: Final = 500_000  # read of a trace: some 0.5 GB as conversations, and minutes for each policy and seed
 LOOK_BACK_S: Final = 3600.0  # before a part of a log: a conversation that began so early is not one that begins in it
+ONLY_THE_FIRST: Final = f"only its first {MOST_REQUESTS:,} requests are read; for others cut the file"
 _NO_SAMPLING: Final = Sampling()
 
 
@@ -32,8 +33,8 @@ def read_trace(
 ) -> Workload:
     """The workload of `source` as `seed` draws it. Raises UserError, with the line, for what cannot be replayed.
 
-    Of a decision log, which may be larger than memory, no more is read than conversations that start from `from_s` to
-    `to_s` after its first decision need. Others are read whole.
+    A trace may be larger than memory: its first MOST_REQUESTS are read. Of a decision log, no more is read than
+    conversations that start from `from_s` to `to_s` after its first decision need.
     """
     if is_decision_log(source):
         return _decisions(source, from_s, to_s)
@@ -43,7 +44,7 @@ def read_trace(
     if first is None:
         raise UserError(f"{path}: no request in it")
     name = path.name.split(".")[0]
-    columns, rows = set(first.values), chain([first], lines)
+    columns, rows = set(first.values), islice(chain([first], lines), MOST_REQUESTS)
     if {"timestamp", "hash_ids"} & columns == {"timestamp", "hash_ids"}:
         workload = read_mooncake(name, rows, seed)
     elif {"session", "t", "i"} <= columns:
@@ -59,7 +60,9 @@ def read_trace(
         )
     if not workload.conversations:
         raise UserError(f"{path}: no request is left; raise the cap on prompts")
-    return workload
+    if next(lines, None) is None:
+        return workload
+    return msgspec.structs.replace(workload, notes=(*workload.notes, ONLY_THE_FIRST))
 
 
 def _decisions(source: Path | str, from_s: float, to_s: float) -> Workload:
