@@ -36,6 +36,7 @@ def test_what_cannot_be_planned_is_one_sentence_and_leaves_nothing(inputs: list[
     out = tmp_path / "plan.yaml"
     cases: list[tuple[list[str | Path], str]] = [
         ([], "--min-quality 85, or --max-latency-ms"),
+        (["--min-quality", "60", "--max-latency-ms", "9000"], "give one thing to plan for"),
         (["--min-quality", "99"], "is above"),
         (["--min-quality", "60", "--fixed-deployment"], "models[0].replicas"),
         (["--min-quality", "60", "--profile", tmp_path / "none.jsonl"], "`fairlead plan profile` writes it"),

@@ -65,12 +65,16 @@ def plan(
     """Plan thresholds and GPUs together. Give `--min-quality` or `--max-latency-ms`."""
     if context.invoked_subcommand is not None:
         return
-    if (min_quality is None) == (max_latency_ms is None):
-        raise UserError("give what to plan for: --min-quality 85, or --max-latency-ms 5000")
+    _only_one(min_quality, max_latency_ms)
     if penalty_ms is not None and (penalty_ms <= 0 or min_quality is None):
         raise UserError("--penalty-ms is a price, above 0, for missing --min-quality")
     with _planning_libraries():
         _plan(settings, profile, min_quality, max_latency_ms, penalty_ms, fixed_deployment, out, plot)
+
+
+def _only_one(min_quality: float | None, max_latency_ms: float | None) -> None:
+    if (min_quality is None) == (max_latency_ms is None):
+        raise UserError("give one thing to plan for: --min-quality 85, or --max-latency-ms 5000")
 
 
 @contextlib.contextmanager
@@ -243,8 +247,7 @@ def watch(
 
     The route needs `sample: {share: ..., file: ...}` in the configuration.
     """
-    if (min_quality is None) == (max_latency_ms is None):
-        raise UserError("give what to plan for: --min-quality 85, or --max-latency-ms 5000")
+    _only_one(min_quality, max_latency_ms)
     with _planning_libraries():
         from fairlead.cascade.rows import read_rows
         from fairlead.tools.plan.replanning import Replanner
