@@ -12,7 +12,7 @@ seeds, with the least and the greatest p95. `fairlead, by SLO` also has these ti
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -160,4 +160,6 @@ def main(traces: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help="as `fairlead replay` reads them")
+    main(parser.parse_args().traces)

@@ -9,7 +9,7 @@ of chat over that at a load of 0.7 with the default share.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from functools import partial
 from statistics import fmean
 
@@ -62,4 +62,6 @@ def main(traces: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help="as `fairlead replay` reads them")
+    main(parser.parse_args().traces)

@@ -8,6 +8,7 @@ of judged requests is drawn (its seed is in the report), so figures are comparab
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import time
@@ -238,6 +239,7 @@ def quality_moves() -> list[str]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     machine = this_machine()
     sections = [
         "## Against exhaustive search: two models, 8 GPUs",

@@ -7,6 +7,7 @@ Writes benchmarks/results/papers/cascadia_models.md. Times are of CPU, as other 
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -85,7 +86,11 @@ def row(count: int) -> str:
 
 
 def main() -> None:
-    counts = [int(each) for each in sys.argv[1:]] or list(_CHOSEN)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("counts", nargs="*", type=int, metavar="MODELS", help="how many, 2 to 5")
+    counts = parser.parse_args().counts or list(_CHOSEN)
+    if not _CHOSEN.keys() >= set(counts):
+        parser.error("there are cascades of 2 to 5 models")
     machine = this_machine()
     rows = [row(count) for count in counts]
     lines = [

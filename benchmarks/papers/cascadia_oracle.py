@@ -8,9 +8,9 @@ threshold as a whole cascade; then its best and the plan are simulated once more
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -158,7 +158,9 @@ def _strategy(gpus: int) -> Strategy:
 
 
 def main() -> None:
-    instances = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("instances", nargs="?", type=int, default=30, metavar="INSTANCES", help="random cascades")
+    instances = parser.parse_args().instances
     machine, began_s = this_machine(), time.process_time()
     found = [each for seed in range(SEED, SEED + instances) if (each := compared(seed)) is not None]
     gaps = sorted(each.gap for each in found)

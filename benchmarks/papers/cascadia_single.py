@@ -8,6 +8,7 @@ three models of the lab with what they really answered (benchmarks/data/lab_judg
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -212,6 +213,7 @@ def lab_model(name: str, rows: Sequence[ProfileRow]) -> dict[str, object]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     machine = this_machine()
     sections = []
     for title, (world, qualities) in (

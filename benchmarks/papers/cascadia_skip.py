@@ -9,6 +9,7 @@ sample, and the cascades are compared on the other, on the same replicas.
 
 from __future__ import annotations
 
+import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,7 @@ def skipping(profile: Profile, routed: Routed, table: list[float], below: float)
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     machine = this_machine()
     table, profile = chances(sample(SEED)), sample(SEED + 1)
     cascade = route(profile, (50.0,))

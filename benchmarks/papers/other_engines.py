@@ -8,6 +8,7 @@ seeds (`weights.py`). Load 1 is what `unified` serves of a trace at most.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from math import exp, log
 from pathlib import Path
@@ -75,6 +76,7 @@ def cells(logs: Sequence[Times]) -> list[str]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     ran = {}
     for kind, world in KINDS.items():
         for trace in TRACES:
