@@ -12,7 +12,7 @@ from typing import Final
 MOST_BYTES: Final = 32 * 1024  # some 4 ms; in longer texts anything may be said
 
 _REACH: Final = 5  # words from an ordinal to what it counts: "the first two really relevant documents"
-_TOKEN: Final = re.compile(r"\w+|\[\d{1,3}\]|#\d{1,3}\b|[^\w\s]")
+_TOKEN: Final = re.compile(r"\w+|\[\d{1,3}(?:\s?[,;–-]\s?\d{1,3})*\]|【\d{1,3}|#\d{1,3}\b|[^\w\s]")
 _NTH: Final = re.compile(r"\d{1,3}(?:st|nd|rd|th|er|e|o|a|º|ª)\Z")
 
 
@@ -40,8 +40,10 @@ _ARTICLES: Final = _words("the das der die den dem le la les el los las il lo i 
 _AFTER_ALONE: Final = _words(
     "? . , ; : ! ) and or of to und oder et ou y o e is are was were does do did has have says say said claims claim "
     "states state mentions mention contradicts contradict agrees agree disagrees disagree differs differ supports "
-    "support argues argue true false right wrong correct above below sagt ist sind richtig falsch dit est dice es è"
+    "support argues argue true false right wrong correct above below on onward onwards sagt ist "
+    "sind richtig falsch dit est dice es è"
 )
+_AMOUNTS: Final = _words("two three four five six seven eight nine ten 2 3 4 5 6 7 8 9 10")
 _NUMBERS: Final = _words("one two three four five six seven eight nine ten b c d e f g h")
 _BEFORE_NUMBER: Final = _words("number numbers no nr nos nummer # № ( [ . numéro número numero")
 _PLACED: Final = _words(
@@ -53,9 +55,10 @@ _ORDERS: Final = _words("order ordering sequence reihenfolge ordre orden ordine 
 _ALONE: Final = _words(
     "respectively chronological chronologically position positions nth former latter consecutive consecutively"
 )
-_COUNTED: Final = re.compile(r"(?:文档|文件|文書|資料|资料|段落|문서|자료)\s?\d")
+_COUNTED: Final = re.compile(r"(?:文档|文件|文書|資料|资料|段落|문서|자료|№)\s?\d")
 _PARTS: Final = (
     "第", "番目", "つ目", "번째", "最初", "最後", "最后", "перв", "второ", "трет", "последн", "첫", "마지막",
+    "الأول", "الثاني", "الثالث", "الأخير", "הראשו", "השני", "השלישי", "האחרו", "पहल", "दूसर", "तीसर", "आखिर", "अंतिम",
 )  # fmt: skip
 _COUNTING: Final = _words("number no nr nummer numéro número numero")
 _TRIGGERS: Final = _NOUNS | _ORDINALS | _PLACED | _ORDERS | _ALONE | _COUNTING
@@ -83,8 +86,8 @@ def _may_begin(token: str) -> bool:
 
 
 def _is_mark(token: str) -> bool:
-    """ "[2]" or "#2"."""
-    return len(token) > 1 and token[0] in "[#"
+    """ "[2]", "[1, 2]", "【2】" or "#2"."""
+    return len(token) > 1 and token[0] in "[#【"
 
 
 def _is_position(tokens: list[str], place: int) -> bool:
@@ -95,7 +98,7 @@ def _is_position(tokens: list[str], place: int) -> bool:
     if token in _ALONE or _is_mark(token) or token[-1].isdigit():
         return True
     if token in _COUNTING:  # "no 2" may be no number
-        return _is_number([after] if token == "number" else following[1:2] if after == "." else [])
+        return _is_number(following[1:2] if after == "." else [] if token == "no" else [after])
     if token in _ORDERS:
         return after != "to"
     if token in _PLACED:
@@ -103,6 +106,8 @@ def _is_position(tokens: list[str], place: int) -> bool:
     if token in _NOUNS and (_is_number(following) or _names_an_end(following)):
         return True
     if token not in _NOUNS or token in _ORDINALS:  # an ordinal
+        if after in _AMOUNTS:  # "the first two"
+            after = following[1] if len(following) > 1 else "."
         if before in _ARTICLES and after in _AFTER_ALONE:
             return True
         return any(word in _NOUNS for word in _up_to_a_stop(following))
