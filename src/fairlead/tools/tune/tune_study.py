@@ -13,7 +13,7 @@ from fairlead.tools.origin import Origin, origin
 from fairlead.tools.replay.policy_spec import REFERENCE, PolicySpec, read_policy_spec
 from fairlead.tools.replay.run import Traffic, at_load, workload_of
 from fairlead.tools.replay.world import World
-from fairlead.tools.study import progress_bar, results_in
+from fairlead.tools.study import check_writable, progress_bar, results_in
 from fairlead.tools.tune import tune_report
 from fairlead.tools.tune.offline import TuningData, TuningResult, runs, tune
 from fairlead.tuning.weights import BOXES, weights_of
@@ -45,6 +45,7 @@ def make(request: TuneRequest, out: Path, jobs: int | None) -> str:
     for name, value in weights_of(policy, box).items():
         if not box[name][0] <= value <= box[name][1]:
             raise UserError(f"{name} {value:g} is outside the box {box[name][0]:g} to {box[name][1]:g}; start inside")
+    check_writable(out)
     traffics, notes = _loaded(request)
     data = TuningData(traffics, request.policy.world(request.world), request.seeds, request.share)
     with progress_bar("simulations") as shown:
