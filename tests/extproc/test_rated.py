@@ -105,6 +105,60 @@ def test_leaving_the_model_out_saves_nothing(world: World, path: str, body: byte
     conversation.stream.close()
 
 
+def websocket(world: World, query: str = "?model=small") -> Conversation:
+    conversation = Conversation(world.services)
+    headers = {"x-tenant": "t", "connection": "Upgrade", "upgrade": "websocket"}
+    conversation.say(request_headers("GET", f"/v1/realtime{query}", mode=pb.NONE, extra=headers))
+    return conversation
+
+
+@pytest.mark.parametrize("query", ["?model=small", "?model=auto", "?model=nobody", ""])
+def test_a_websocket_pays_a_usual_answer_as_it_opens(world: World, query: str) -> None:
+    """What is said over it passes unread."""
+    asked = websocket(world, query)
+    assert destination(asked.replies[-1])
+    before = world.paid()
+    assert before > 100
+    asked.say(response_headers(101))
+    assert set_headers(asked.replies[-1])["x-ratelimit-remaining-tokens"] == str(int(10_000 - before))
+    asked.stream.close()
+    assert world.paid() == before
+
+
+def test_a_websocket_beyond_the_limit_is_refused_as_any_request() -> None:
+    world = World(tokens=10)
+    first = websocket(world)
+    assert destination(first.replies[-1])
+    assert limited(websocket(world).replies[-1])
+    first.say(response_headers(404, end=True))
+    assert world.paid() == 0, "the engine has refused the first"
+    assert destination(websocket(world).replies[-1])
+
+
+def test_engine_time_is_paid_for_a_websocket_too() -> None:
+    world = World(tokens=inf, engine_ms=1.0)
+    assert destination(websocket(world).replies[-1])
+    assert limited(websocket(world).replies[-1])
+
+
+@pytest.mark.parametrize("method", ["POST", "CONNECT"])
+def test_a_request_pays_where_its_gateway_shows_no_bodies(world: World, method: str) -> None:
+    conversation = Conversation(world.services)
+    conversation.say(request_headers(method, mode=pb.NONE, extra={"x-tenant": "t"}))
+    assert destination(conversation.replies[-1])
+    assert world.paid() > 100
+    conversation.stream.close()
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+def test_who_only_looks_pays_nothing(world: World, method: str) -> None:
+    conversation = Conversation(world.services)
+    conversation.say(request_headers(method, "/health", end=True, extra={"x-tenant": "t"}))
+    assert destination(conversation.replies[-1])
+    assert world.services.rates.tenants == 0
+    conversation.stream.close()
+
+
 def test_beyond_its_limit_it_is_told_when_to_come_back_in_openais_envelope_and_headers() -> None:
     world = World(tokens=100)
     assert destination(world.ask(max_tokens=80).replies[-1])

@@ -40,6 +40,8 @@ async def realtime(tmp_path: Path) -> AsyncIterator[Realtime]:
             "gateway": {"listen": listen},
             "pool": {"endpoints": [{"address": engine.address, "model": engine.name} for engine in engines]},
             "routes": {"auto": ["large"]},
+            "tenants": {"header": "x-tenant", "vouched_by": "the test"},
+            "rate_limits": {"tenants": {"limited": {"tokens": 1}}},
         }
         path = tmp_path / "fairlead.yaml"
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
@@ -87,3 +89,17 @@ async def test_a_websocket_goes_to_the_model_that_its_query_names(
             await socket.send_str(text)
             assert await socket.receive_str() == f"{expected}: {text}"
         assert await in_flight(realtime) == 1
+
+
+async def test_a_tenant_beyond_its_rate_limit_opens_no_further_websocket(realtime: Realtime) -> None:
+    url, limited = f"{realtime.url}/v1/realtime?model=small", {"x-tenant": "limited"}
+    async with realtime.client.ws_connect(url, headers=limited) as socket:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await realtime.client.ws_connect(url, headers=limited)
+        assert refused.value.status == 429
+        assert refused.value.headers is not None
+        assert int(refused.value.headers["retry-after"]) >= 1
+        await socket.send_str("hello")
+        assert await socket.receive_str() == "small: hello", "the one that is open goes on"
+    async with realtime.client.ws_connect(url):
+        """Another tenant has no limit."""

@@ -12,6 +12,7 @@ REQUEST_ID: Final = b"x-request-id"
 AUTHORIZATION: Final = b"authorization"
 API_KEY: Final = b"x-api-key"  # Anthropic's
 TRACEPARENT: Final = b"traceparent"  # of the W3C's Trace Context
+UPGRADE: Final = b"upgrade"
 SESSION_ID: Final = b"x-session-id"
 ATTEMPTED_MODELS: Final = b"x-fairlead-attempted-models"
 QUESTION_ID: Final = b"x-fairlead-question-id"

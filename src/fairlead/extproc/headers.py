@@ -17,6 +17,7 @@ from fairlead.api.headers import (
     SUBSET,
     TASK,
     TEST_SELECTION,
+    UPGRADE,
 )
 from fairlead.cascade.escalation import PASSED_ON
 from fairlead.extproc.pb.ext_proc_pb2 import HeaderMap, ProcessingRequest
@@ -38,6 +39,7 @@ _REQUEST: Final = NOT_FOR_ENGINES.union(
         TASK,
         TEST_SELECTION,
         API_KEY,
+        UPGRADE,
     ),
     (name.encode() for name in PASSED_ON),
 )

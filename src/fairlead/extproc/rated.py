@@ -9,39 +9,41 @@ from typing import Final
 from fairlead.admission.admission import retry_after_s
 from fairlead.admission.rates import Denied, Level, Unit
 from fairlead.api import refusals
+from fairlead.core.facts import RequestFacts
+from fairlead.core.in_flight import InFlight
 from fairlead.extproc.exchange import Exchange
-from fairlead.extproc.pick import Pick, Prepared, Refused
+from fairlead.extproc.pick import Refused
 
 _NAMES: Final[dict[Unit, bytes]] = {"tokens": b"tokens", "engine_ms": b"engine-ms"}
 _MINUTE_S: Final = 60
 
 
-def paid(exchange: Exchange, prepared: Prepared) -> Refused | None:
-    """Pay for it. Whether the tenant has had its share of this minute, as its answer; None: it may go on."""
-    services, asked, facts = exchange.services, prepared.asked, prepared.facts
-    if not services.router.pool.knows(asked.name):
+def paid(exchange: Exchange, name: str | None, route: str, facts: RequestFacts) -> Refused | None:
+    """Pay for a request for `name`. Whether the tenant has had its share of this minute, as its answer; None: go on."""
+    services = exchange.services
+    if not services.router.pool.knows(name):
         return None
     admission = services.admission
     taken = services.rates.take(
         services.waiting.naming.tenant(exchange.headers),
-        facts.tokens + admission.expected_answer_tokens(asked.name, facts),
-        admission.expected_ms(admission.lane(asked.name), facts),
+        facts.tokens + admission.expected_answer_tokens(name, facts),
+        admission.expected_ms(admission.lane(name), facts),
         services.clock_s(),
         always=services.cascades.is_inner(exchange.headers),  # part of a request that was granted
     )
     if isinstance(taken, Denied):
         limit = next(level.limit for level in taken.levels if level.unit == taken.unit)
         wait_s = retry_after_s(taken.retry_in_s * 1e3)
-        return Refused(refusals.rate_limited(taken.unit, limit, wait_s, headers(taken.levels)), asked.route)
+        return Refused(refusals.rate_limited(taken.unit, limit, wait_s, headers(taken.levels)), route)
     exchange.charge = taken
     return None
 
 
-def began(exchange: Exchange, picked: Pick) -> None:
+def began(exchange: Exchange, in_flight: InFlight) -> None:
     """It has an endpoint, so what it takes there is known better."""
     charge = exchange.charge
     if charge is not None:
-        engine_ms = exchange.services.admission.engine_ms(picked.in_flight)
+        engine_ms = exchange.services.admission.engine_ms(in_flight)
         exchange.charge = exchange.services.rates.settle(charge, charge.tokens, engine_ms, exchange.services.clock_s())
 
 

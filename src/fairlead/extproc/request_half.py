@@ -203,7 +203,7 @@ async def _pick_later(
 def _paid(exchange: Exchange, prepared: Prepared | Refused) -> Prepared | Refused:
     if not exchange.services.rates.is_on or isinstance(prepared, Refused):
         return prepared
-    return paid(exchange, prepared) or prepared
+    return paid(exchange, prepared.asked.name, prepared.asked.route, prepared.facts) or prepared
 
 
 def _wait(exchange: Exchange, most_s: float) -> Replies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain, cycle, islice
+from typing import Final
 
 from fairlead.api import headers as names
 from fairlead.api import refusals
@@ -17,8 +18,10 @@ from fairlead.extproc.body import Body
 from fairlead.extproc.exchange import Exchange, Replies
 from fairlead.extproc.pb.ext_proc_pb2 import ProcessingMode
 from fairlead.extproc.pick import Pick, Prepared, Refused, asked_of, place
-from fairlead.extproc.rated import began
+from fairlead.extproc.rated import began, paid
 from fairlead.extproc.request import HttpRequest
+
+_LOOKING: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE"})  # what engines answer without any work
 
 
 def place_counted(exchange: Exchange, prepared: Prepared | Refused, waited_s: float = 0.0) -> Pick | Refused:
@@ -31,7 +34,7 @@ def place_counted(exchange: Exchange, prepared: Prepared | Refused, waited_s: fl
         if services.waiting.is_on:
             exchange.engine_ms = services.admission.began(picked.in_flight)
         if exchange.charge is not None:
-            began(exchange, picked)
+            began(exchange, picked.in_flight)
     return picked
 
 
@@ -92,10 +95,15 @@ def routed_unread(exchange: Exchange, path: str, *, has_ended: bool) -> Replies:
         request = HttpRequest(exchange.path, exchange.headers, exchange.request_id, b"")
         model, route = asked_of(exchange.services, named, request)
     facts = unread_facts(model if model is not None and router.pool.knows(model) else None)
-    in_flight, route = router.admit(facts, exchange.subset, now_s), route if facts.model else ""
+    route = route if facts.model else ""
+    if exchange.services.rates.is_on and _is_work(exchange) and (limited := paid(exchange, facts.model, route, facts)):
+        return exchange.refuse(limited.answer, route)
+    in_flight = router.admit(facts, exchange.subset, now_s)
     if isinstance(in_flight, Refusal):
         return exchange.refuse(refusals.no_endpoint(), route)
     exchange.in_flight, exchange.route = in_flight, route
+    if exchange.charge is not None:
+        began(exchange, in_flight)
     in_flight.sent(facts, now_s)
     headers = _own_id(exchange)
     if route and named != in_flight.decision.model:
@@ -107,6 +115,12 @@ def routed_unread(exchange: Exchange, path: str, *, has_ended: bool) -> Replies:
     made = replies.routed_headers(_destination(exchange, in_flight), headers, removed, _shown(exchange))
     exchange.request_phase = "over" if has_ended else "passing"
     return (made,)
+
+
+def _is_work(exchange: Exchange) -> bool:
+    """A WebSocket opens with GET, and asks for answers then."""
+    headers = exchange.headers
+    return headers.get(b":method") not in _LOOKING or names.UPGRADE in headers
 
 
 def _shown(exchange: Exchange) -> ProcessingMode:
