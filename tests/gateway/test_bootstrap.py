@@ -38,6 +38,7 @@ ACCEPTED = {
     "no fallbacks": config("127.0.0.1:8001", "127.0.0.1:8002", fallbacks=0),
     "small bodies": config("127.0.0.1:8001", max_body_bytes=1),
     "large bodies": config("127.0.0.1:8001", max_body_bytes=2**31 - 1),
+    "little memory": config("127.0.0.1:8001", memory_bytes=128 << 20),
     "slow processor": config("127.0.0.1:8001", processor_timeout_ms=3_600_000),
 }
 
@@ -278,6 +279,23 @@ def test_a_sidecar_that_is_back_waits_for_its_envoy_only_where_it_is_alone(proce
 def test_a_body_limit_that_envoy_cannot_hold_is_refused() -> None:
     with pytest.raises(UserError, match=r"gateway\.max_body_bytes"):
         bootstrap(config("10.0.0.1:8000", max_body_bytes=2**31))
+
+
+def test_envoy_has_memory_for_64_of_the_largest_bodies_unless_told_how_much_there_is() -> None:
+    def memory_bytes(**gateway: int) -> object:
+        (_, heap) = bootstrap(config("127.0.0.1:8001", **gateway))["overload_manager"]["resource_monitors"]
+        return heap["typed_config"]["max_heap_size_bytes"]
+
+    assert memory_bytes() == 2 << 30
+    assert memory_bytes(max_body_bytes=1 << 30) == 64 << 30
+    assert memory_bytes(memory_bytes=256 << 20) == 256 << 20
+
+
+def test_memory_for_less_than_four_bodies_is_refused_with_what_to_write() -> None:
+    with pytest.raises(ValidationError, match=r"write 400000000 or more, or lower max_body_bytes"):
+        config("127.0.0.1:8001", max_body_bytes=100_000_000, memory_bytes=399_999_999)
+    with pytest.raises(ValidationError, match=r"write 134217728 or more"):
+        config("127.0.0.1:8001", max_body_bytes=1, memory_bytes=1000)
 
 
 def test_a_processor_timeout_that_envoy_cannot_wait_for_is_refused() -> None:

@@ -92,6 +92,12 @@ def test_the_envoy_in_the_pod_accepts_its_bootstrap_and_follows_the_pool_by_the_
     validate(bootstrap(here, admin_address="127.0.0.1:9901"))
 
 
+@pytest.mark.parametrize(("limit", "known"), [("1.5Gi", 3 << 29), ("2G", 2 * 10**9), ("null", None)])
+def test_envoy_knows_the_memory_limit_of_its_container(limit: str, known: int | None) -> None:
+    values = ["--values", str(CHART / "values" / "own-envoy.yaml"), "--set", f"envoy.resources.limits.memory={limit}"]
+    assert configuration(rendered(*values)).gateway.memory_bytes == known
+
+
 async def test_envoy_drains_before_it_ends(tmp_path: Path) -> None:
     """By the hook of the chart, which Envoy's image can run: bash, and no curl."""
     admin, listen, grpc = (f"127.0.0.1:{port}" for port in free_ports(3))

@@ -18,6 +18,10 @@ _OF_ONE_REQUEST = re.compile(
     re.IGNORECASE,
 )
 
+_MEMORY_BYTES, _BODIES_IN_MEMORY = 2 << 30, 64
+# At rest it takes 75 MiB; a body is there twice while it goes to the sidecar or to an engine.
+_LEAST_MEMORY_BYTES, _LEAST_BODIES_IN_MEMORY = 128 << 20, 4
+
 
 def _passed_header(name: str) -> str:
     """Raises ValueError for a header that belongs to one request or one connection."""
@@ -46,6 +50,8 @@ class Gateway(Section):
     listen: Address = "127.0.0.1:8080"
     fallbacks: Annotated[int, Field(ge=0, le=8)] = 2  # 0 behind ORIGINAL_DST gateways: they take one address only
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
+    # Of Envoy, as much as its container or machine has for it. Absent: 2 GiB, or 64 of the largest bodies.
+    memory_bytes: PositiveInt | None = None
     processor_timeout_ms: PositiveInt = 1000  # after this Envoy goes on without the sidecar
     # The sidecars, in order of preference: Envoy asks the first healthy one. Empty: the one at listen.grpc.
     processors: Annotated[tuple[GrpcAddress, ...], Field(strict=False)] = ()
@@ -65,6 +71,19 @@ class Gateway(Section):
     # The `model` of an answer: the engine's, or as the client asked; Envoy then shows us each part of a stream.
     answer_model: Literal["engine", "asked"] = "engine"
     show_endpoint: bool = True  # answers carry x-fairlead-endpoint, an address inside the network
+
+    @property
+    def most_memory_bytes(self) -> int:
+        return self.memory_bytes or max(_MEMORY_BYTES, _BODIES_IN_MEMORY * self.max_body_bytes)
+
+    @model_validator(mode="after")
+    def _has_memory_for_bodies(self) -> Self:
+        least_bytes = max(_LEAST_MEMORY_BYTES, _LEAST_BODIES_IN_MEMORY * self.max_body_bytes)
+        if self.memory_bytes is not None and self.memory_bytes < least_bytes:
+            bodies = f"{_LEAST_BODIES_IN_MEMORY} bodies of max_body_bytes"
+            message = f"is too little for Envoy and {bodies}; write {least_bytes} or more, or lower max_body_bytes"
+            raise InvalidAtError(("memory_bytes",), message)
+        return self
 
     @model_validator(mode="after")
     def _remembers_what_it_follows(self) -> Self:

@@ -15,13 +15,11 @@ from fairlead.config import Config
 from fairlead.errors import UserError
 from fairlead.gateway.clusters import blind_clusters, engines_cluster, sidecar_cluster
 from fairlead.gateway.listener import listener
-from fairlead.gateway.parts import MOST_BODY_BYTES, MOST_PROCESSOR_TIMEOUT_MS, Mode, Part, listen_on, type_url
+from fairlead.gateway.overload import overload
+from fairlead.gateway.parts import MOST_BODY_BYTES, MOST_PROCESSOR_TIMEOUT_MS, Mode, listen_on
 from fairlead.gateway.reached import secrets
 
 __all__ = ["Mode", "bootstrap", "comment", "render"]
-
-# Far below the usual limit of open files in a container (1,048,576) and far above what one pool serves.
-MOST_CLIENT_CONNECTIONS = 50_000
 
 # The expression of all open paths is longer than Envoy's default allows; it is still matched in one pass.
 _LONG_EXPRESSIONS = {"re2.max_program_size.error_level": 100_000, "re2.max_program_size.warn_level": 100_000}
@@ -39,7 +37,7 @@ def bootstrap(config: Config, *, admin_address: str = "127.0.0.1:9901", mode: Mo
     return {
         "node": {"id": "fairlead", "cluster": "fairlead"},
         "admin": {"address": listen_on("admin", admin_address)},
-        "overload_manager": _overload(),
+        "overload_manager": overload(config),
         "layered_runtime": {"layers": [{"name": "paths", "static_layer": _LONG_EXPRESSIONS}]},
         "static_resources": {
             **({"secrets": keys} if (keys := secrets(config)) else {}),
@@ -76,13 +74,3 @@ def _as_block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _PlainDumper.add_representer(str, _as_block)
-
-
-def _overload() -> Part:
-    # Without a limit Envoy 1.40 warns at start, and a flood of connections ends in "too many open files".
-    name = "envoy.resource_monitors.global_downstream_max_connections"
-    config = {
-        "@type": type_url("envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"),
-        "max_active_downstream_connections": MOST_CLIENT_CONNECTIONS,
-    }
-    return {"resource_monitors": [{"name": name, "typed_config": config}]}

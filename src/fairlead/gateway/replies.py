@@ -30,6 +30,7 @@ def openai_errors(max_body_bytes: int, max_headers: int, max_headers_kib: int) -
     silent = "The engine was silent for too long."
     no_http = "The engine's answer is not valid HTTP; try again."
     no_sidecar = "Fairlead, which says where a request may go, did not answer; try again."
+    no_memory = "The gateway is short of memory; try again."
     engine_headers = "The engine's answer has more headers than this gateway takes."
     return {
         "mappers": [
@@ -55,6 +56,12 @@ def openai_errors(max_body_bytes: int, max_headers: int, max_headers_kib: int) -
                 "filter": _details(".matches('^ext_proc_error')"),
                 "headers_to_add": [{"header": {"key": "retry-after", "value": "1"}}],
                 "body_format_override": _envelope(no_sidecar, "server_error", "no_advice"),
+            },
+            {
+                "filter": _details("== 'overload'"),
+                "status_code": 503,  # over HTTP/1 Envoy calls it a 500
+                "headers_to_add": [{"header": {"key": "retry-after", "value": "1"}}],
+                "body_format_override": _envelope(no_memory, "server_error", "overloaded"),
             },
             {
                 # No healthy host, connection failed, connection ended, reset, overflow.

@@ -37,6 +37,13 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if eq .Values.mode "standalone" }}yes{{ end -}}
 {{- end }}
 
+{{/* A quantity of Kubernetes, in bytes. */}}
+{{- define "fairlead.bytes" -}}
+{{- $unit := regexFind "[A-Za-z]*$" (toString .) -}}
+{{- $factors := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 -}}
+{{- mulf (trimSuffix $unit (toString .) | float64) (get $factors $unit) | int64 -}}
+{{- end }}
+
 {{/* The configuration: what the chart knows, and over it what the user writes. */}}
 {{- define "fairlead.config" -}}
 {{- $listen := dict "admin" "0.0.0.0:9003" "drain_s" .Values.drainSeconds -}}
@@ -45,6 +52,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if include "fairlead.isStandalone" . -}}
 {{- $_ := set $listen "grpc" "unix:/run/fairlead/fairlead.sock" -}}
 {{- $_ := set $gateway "listen" "0.0.0.0:8080" -}}
+{{- with dig "resources" "limits" "memory" "" .Values.envoy -}}
+{{- $_ := set $gateway "memory_bytes" (include "fairlead.bytes" . | int64) -}}
+{{- end -}}
 {{- if ne (dig "gateway" "endpoints" "eds" .Values.config) "static" -}}
 {{- $_ := set $gateway "remember" "/run/fairlead/pool" -}}
 {{- end -}}
