@@ -418,6 +418,66 @@ def test_partial_bodies_of_all_streams_together_have_a_limit() -> None:
     assert shared.held.bytes == 0
 
 
+class Uploads:
+    """Room for ten bodies of 10,000 bytes."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.shared = replace(make_services(), held=HeldBytes(105_000), clock_s=lambda: self.now_s)
+        self.displaced: list[int] = []
+
+    def begin(self, *, end: bool = False) -> Conversation:
+        said = Conversation(self.shared)
+        said.stream.send = lambda reply: self.displaced.append(as_response(reply).immediate_response.status.code)
+        text = b'"%b"' % (b"x" * 9_900)
+        said.say(request_headers(mode=DUPLEX), request_body(_of(text) if end else b"x" * 9_900, end=end))
+        return said
+
+    def refused(self, said: Conversation) -> bool:
+        return any(reply.HasField("immediate_response") for reply in said.replies)
+
+
+def test_bodies_that_never_end_give_way_after_some_seconds_when_others_find_no_room() -> None:
+    uploads = Uploads()
+    stalled = [uploads.begin() for _ in range(10)]
+    assert uploads.refused(uploads.begin()), "they have just begun"
+    for second in range(1, 6):
+        uploads.now_s = second
+        for said in stalled:
+            said.say(request_body(b"x", end=False))  # a byte now and then saves none
+    assert not uploads.refused(uploads.begin(end=True))
+    assert uploads.displaced == [503]
+    assert stalled[0].stream.request_phase == "refused"
+    assert not stalled[0].say(request_body(b"x" * 10_000, end=True)), "what comes of it later is dropped"
+    assert stalled[1].stream.request_phase == "collecting"
+    held = uploads.shared.held
+    assert (held.displaced, held.refused) == (1, 1)
+    for said in stalled:
+        said.stream.close()
+    assert held.bytes == 0
+
+
+def test_a_body_that_is_whole_or_whose_client_left_gives_no_way() -> None:
+    uploads = Uploads()
+    for _ in range(3):
+        uploads.begin().stream.close()
+        uploads.begin(end=True)
+    stalled = [uploads.begin() for _ in range(10)]
+    uploads.now_s = 6.0
+    uploads.begin()
+    assert uploads.displaced == [503]
+    assert [said.stream.request_phase for said in stalled[:2]] == ["refused", "collecting"]
+
+
+def test_the_oldest_body_itself_displaces_none() -> None:
+    uploads = Uploads()
+    oldest, *_ = [uploads.begin() for _ in range(10)]
+    uploads.now_s = 6.0
+    (reply,) = oldest.say(request_body(b"x" * 9_900, end=False))
+    assert reply.immediate_response.status.code == 503
+    assert not uploads.displaced
+
+
 def test_a_body_in_a_thousand_parts_counts_what_its_parts_take() -> None:
     shared = replace(make_services(), held=HeldBytes(50_000))
     said = Conversation(shared)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
+from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
@@ -48,6 +50,43 @@ async def test_bad_bodies_are_refused_and_odd_ones_pass(stack: Start, mode: Mode
         assert answer.status == 200, (name, answer.body)
     await pool.at_rest()
     assert await pool.metric("fairlead_failures_total") == 0
+
+
+async def test_bodies_that_stop_in_the_middle_keep_others_out_for_seconds_at_most(stack: Start) -> None:
+    """In full duplex the sidecar holds them."""
+    pool = await stack(engine("small"), mode="full_duplex")
+
+    async def stall() -> int:
+        async def content() -> AsyncIterator[bytes]:
+            for _ in range(30):
+                yield b"x" * (1 << 20)
+            await asyncio.Event().wait()
+
+        async with pool.client.post(f"{pool.url}/v1/chat/completions", data=content()) as answer:
+            return answer.status
+
+    stalled = [asyncio.create_task(stall()) for _ in range(8)]
+    try:
+
+        async def is_full() -> bool:
+            return await pool.metric("fairlead_held_body_bytes") > 8 * 29 << 20
+
+        await pool.until(is_full, "the sidecar holds nearly as much as it may")
+        large = b'{"model":"small","messages":[{"role":"user","content":"%b"}],"max_tokens":2}' % (b"y" * (20 << 20))
+
+        async def has_room() -> bool:
+            answer = await pool.ask("POST", "/v1/chat/completions", large)
+            return b'"too_many_bodies"' not in answer.body
+
+        await pool.until(has_room, "a large body finds room")
+        assert await pool.metric("fairlead_bodies_displaced_total") == 1
+        done, _ = await asyncio.wait(stalled, return_when=asyncio.FIRST_COMPLETED)
+        assert [each.result() for each in done] == [503]
+    finally:
+        for each in stalled:
+            each.cancel()
+        await asyncio.gather(*stalled, return_exceptions=True)
+    await pool.at_rest()
 
 
 @pytest.mark.parametrize("mode", ["buffered", "full_duplex"])

@@ -38,6 +38,11 @@ def _bodies(services: Services) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "fairlead_bodies_refused", "Request bodies that found no room and got a 503", value=held.refused
     )
+    yield CounterMetricFamily(
+        "fairlead_bodies_displaced",
+        "Request bodies that were still coming in after 5 s, and got a 503 as others found no room",
+        value=held.displaced,
+    )
     if services.reader is not None:
         yield CounterMetricFamily(
             "fairlead_body_reader_restarts",

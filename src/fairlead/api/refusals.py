@@ -49,6 +49,11 @@ def too_many_bodies() -> HttpAnswer:
     return _error(503, "too_many_bodies", message, kind="service_unavailable_error", retry_after_s=1)
 
 
+def slow_body() -> HttpAnswer:
+    message = "The body was still coming in after some seconds, and other requests needed its room; try again"
+    return _error(503, "slow_body", message, kind="service_unavailable_error", retry_after_s=1)
+
+
 def unreadable() -> HttpAnswer:
     message = "The body could not be read, and must not pass unread; try again shortly"
     return _error(503, "body_unread", message, kind="service_unavailable_error", retry_after_s=1)

@@ -200,8 +200,16 @@ class Exchange:
             self.observed.cut()
             self.observed = None
 
+    def give_way(self) -> None:
+        """Its body has been coming in for long, and another needs its room."""
+        assert self.send is not None
+        for reply in self.refuse(refusals.slow_body()):
+            assert isinstance(reply, bytes)
+            self.send(reply)
+
     def forget_body(self) -> None:
         self.body = []
+        self.services.held.is_here(self)
         if self.held_bytes:
             self.services.held.give_back(self.held_bytes)
             self.held_bytes = 0

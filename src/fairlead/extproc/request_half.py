@@ -113,13 +113,15 @@ def collect(
     exchange.body_bytes += part_bytes
     if exchange.body_bytes > services.max_body_bytes:
         return exchange.refuse(refusals.too_large(services.max_body_bytes))
-    held = services.held.take(part_bytes, len(pieces))
+    held = services.held.take(part_bytes, len(pieces), exchange, services.clock_s)
     if not held:
         return exchange.refuse(refusals.too_many_bodies())
     exchange.held_bytes += held
     # A buffered body comes in one message, and that has no end of stream where the request has trailers.
     if has_ended or not exchange.request_duplex:
         return _pick(exchange, message, end_of_stream=True)
+    if exchange.send is not None:
+        services.held.comes_in(exchange, services.clock_s)
     if message is not None:
         _read_subset(exchange, message)
     return ()
@@ -135,6 +137,7 @@ def _read_subset(exchange: Exchange, message: ProcessingRequest) -> None:
 def _pick(exchange: Exchange, message: ProcessingRequest | None, *, end_of_stream: bool) -> Replies:
     """The pick, here where the body is short; else the replies come later."""
     services = exchange.services
+    services.held.is_here(exchange)
     whole_s = services.clock_s()
     if message is not None:
         _read_subset(exchange, message)
