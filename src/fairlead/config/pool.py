@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, PositiveInt, WithJsonSchema, model_validator
@@ -13,6 +14,29 @@ from fairlead.config.errors import InvalidAtError
 from fairlead.config.values import AbsolutePath, TaskName
 from fairlead.core.endpoint import Role
 from fairlead.section import Section
+
+_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST_NAME = rf"^{_LABEL}(\.{_LABEL})*$"
+
+
+def _host_name(name: str) -> str:
+    if not re.fullmatch(_HOST_NAME, name) or len(name) > 253:
+        raise ValueError(f'"{name}" is not a host name; write one like engines.example.com')
+    return name
+
+
+HostName = Annotated[str, AfterValidator(_host_name), WithJsonSchema({"type": "string", "pattern": _HOST_NAME})]
+
+
+def _model_name(name: str) -> str:
+    """Raises ValueError for a name that would be two or another one in a list, as headers and annotations have them."""
+    if "," in name or name != name.strip():
+        message = f'"{name}" has a comma, or a space around it, and lists of models are split there'
+        raise ValueError(f"{message}; serve it under another name")
+    return name
+
+
+ModelName = Annotated[str, Field(min_length=1), AfterValidator(_model_name)]
 
 
 class KvEvents(Section):
@@ -42,7 +66,7 @@ class EngineTls(Section):
     """TLS to engines: both Envoy and the sidecar refuse one whose certificate is not signed by `ca` for this name."""
 
     ca: AbsolutePath  # PEM: who signs the engines' certificates
-    server_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$")]  # that they have
+    server_name: HostName  # that they have
 
 
 Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -57,7 +81,7 @@ Engine = Annotated[str, AfterValidator(_engine), WithJsonSchema({"type": "string
 
 class EndpointConfig(Section):
     address: Address
-    model: Annotated[str, Field(min_length=1)]
+    model: ModelName
     engine: Engine = dialects.DEFAULT
     region: str = ""
     role: Role = "both"  # prefill: it only computes prompts for others; decode: it computes none for others
@@ -115,7 +139,7 @@ class Pool(Section):
     """The engines that are known in advance; others may be discovered."""
 
     endpoints: Annotated[tuple[EndpointConfig, ...], Field(strict=False)] = ()
-    models: dict[str, ModelConfig] = Field(default_factory=dict)
+    models: dict[ModelName, ModelConfig] = Field(default_factory=dict)
     tls: EngineTls | None = None  # of all engines; without it they are reached in plain HTTP
     api_key_file: AbsolutePath | None = None  # one line: the API key of all engines, sent as a bearer token
 
