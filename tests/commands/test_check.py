@@ -55,6 +55,8 @@ def file(tmp_path: Path) -> Path:
         (CONFIG + "    - {address: 'no.such.invalid:1', model: m}\n", "4: pool.endpoints[1].address: the host name"),
         (CONFIG + "listen: {tls: {certificate: none.pem, key: none.pem}}\n", "none.pem cannot be used (No such file"),
         (CONFIG + "decisions: {path: f.yaml/log}\n", "f.yaml is not a folder; create one there, or change the path"),
+        (CONFIG + "observe: {state: f.yaml/learned.json}\n", "observe.state: "),
+        (CONFIG + "observe: {state: .}\n", "is a folder; write the path of a file"),
         (CONFIG + CASCADE.replace("JUDGE", "judges:none"), '9: routes.auto.judge.function: the judge "judges:none"'),
         (CONFIG + CASCADE.replace("JUDGE", "broken:f"), "cannot be loaded (ZeroDivisionError: division by zero)"),
         (CONFIG + "gateway: {listen: 'localhost:8080'}\n", '4: gateway.listen: "localhost" is a name and Envoy'),

@@ -65,6 +65,8 @@ def _checks(config: Config, folder: Path) -> Iterator[Callable[[], object]]:
         yield decision_log.require_library
         key, path = decision_log.files_of(config.decisions, folder)
         yield partial(_writable, path, key, made=True)
+    if config.observe.state is not None:
+        yield partial(_replaceable, folder / config.observe.state, "observe.state")
     if config.gateway.remember is not None:
         yield partial(_writable, Path(config.gateway.remember), "gateway.remember", made=True)
     if config.tracing is not None:
@@ -86,6 +88,13 @@ def _writable(folder: Path, key: str, *, made: bool) -> None:
         raise UserError(f"{key}: {there} is not a folder; create one there, or change the path")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UserError(f"{key}: {there} may not be written by this user; change its rights, or the path")
+
+
+def _replaceable(file: Path, key: str) -> None:
+    """Whether `serve` can write this file; it creates missing folders."""
+    if file.is_dir():
+        raise UserError(f"{key}: {file} is a folder; write the path of a file")
+    _writable(file.parent, key, made=True)
 
 
 def _is_ours(address: str, key: str) -> None:
