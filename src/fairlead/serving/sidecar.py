@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import structlog
-from aiohttp import web
 
 from fairlead.addresses import host_and_port
 from fairlead.admin.app import admin_app
+from fairlead.admin.port import AdminPort
 from fairlead.admin.token import AdminToken
 from fairlead.config import Config, Listen, load
 from fairlead.errors import UserError
@@ -113,11 +113,10 @@ class Sidecar:
         except UserError as error:
             raise config.located(error) from None
         app = admin_app(self.services, (host, *config.listen.admin_hosts), token)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        self._at_end("admin port", runner.cleanup)
+        admin = AdminPort(app)
+        self._at_end("admin port", admin.close)
         try:
-            await web.TCPSite(runner, host, port).start()
+            await admin.open(host, port)
         except OSError as error:
             message = f"listen.admin: {address} cannot be used ({error.strerror}); is another sidecar running there?"
             raise config.located(UserError(message)) from None
