@@ -24,6 +24,7 @@ from tests.extproc.world import (
     response_headers,
     response_trailers,
     set_headers,
+    streamed_headers,
 )
 
 NAMING = Naming(tenant_headers=(b"x-tenant",))
@@ -216,6 +217,31 @@ def test_what_an_engine_counted_replaces_what_was_expected(world: World) -> None
     usage = {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}
     asked.say(response_body(json.dumps(usage).encode(), end=True))
     assert world.paid() == 10
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["to its end", "until its client leaves"])
+def test_a_stream_without_usage_pays_for_each_event_that_was_seen_beyond_what_was_expected(
+    world: World, *, ends: bool
+) -> None:
+    world.services.budget = ObservationBudget(1000.0, 10_000.0)
+    asked = world.ask()
+    expected = world.paid()
+    event = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
+    asked.say(streamed_headers(), response_body(event * 2000))
+    if ends:
+        asked.say(response_body(b"data: [DONE]\n\n", end=True))
+    asked.stream.close()
+    assert 2000 < world.paid() < 2000 + expected
+
+
+def test_a_short_stream_without_usage_stays_paid_as_expected(world: World) -> None:
+    """Engines send several tokens in one event."""
+    world.services.budget = ObservationBudget(1000.0, 10_000.0)
+    asked = world.ask()
+    expected = world.paid()
+    asked.say(streamed_headers(), response_body(b'data: {"choices":[{}]}\n\n' * 3, end=True))
+    asked.stream.close()
+    assert world.paid() == expected
 
 
 @pytest.mark.parametrize("code", [400, 429, 503])

@@ -56,6 +56,7 @@ class Exchange:
     waited_ms = 0.0  # in the queue
     observed: ObservedAnswer | None = None
     seen: Observation | None = None  # what the observed answer said
+    seen_events = 0  # of it, that brought tokens
     may_be_refusal = False  # a stream of which nothing was seen yet
     route = ""
     answer_model: AnswerModel | None = None  # puts the client's name for the model back
@@ -110,7 +111,7 @@ class Exchange:
         if outcome is None:
             return
         self.in_flight = None
-        self._settle_charge(outcome.code)
+        self._settle_charge(outcome.code, in_flight.request.tokens)
         if services.waiting.is_on and outcome.code >= CLIENT_ERROR:
             services.admission.refused(in_flight)
         ended = Ended(
@@ -181,17 +182,24 @@ class Exchange:
         if charge is not None:
             self.services.rates.settle(charge, 0.0, 0.0, self.services.clock_s())
 
-    def _settle_charge(self, code: int) -> None:
+    def _settle_charge(self, code: int, prompt_tokens: int) -> None:
         """It has ended. What the engine refused cost nothing; of an answer observed in full the tokens are known.
 
         Of others what was expected stays, also where the client left early: nobody has counted what it took until then.
+        But each event that was seen brought a token at least, so a stream without usage is no way to pay less.
         """
         if code >= CLIENT_ERROR and code != ABORTED_CODE:
             self.give_back_charge()
             return
         charge, seen, self.charge = self.charge, self.seen, None
-        if charge is not None and seen is not None and seen.prompt_tokens is not None:
+        if charge is None:
+            return
+        if seen is not None and seen.prompt_tokens is not None:
             tokens = float(seen.prompt_tokens + (seen.completion_tokens or 0))
+        else:
+            events = self.seen_events if self.observed is None else self.observed.events
+            tokens = max(charge.tokens, float(prompt_tokens + events))
+        if tokens != charge.tokens:
             self.services.rates.settle(charge, tokens, charge.engine_ms, self.services.clock_s())
 
     def stop_observing(self) -> None:

@@ -73,6 +73,11 @@ class ObservedAnswer:
         further = (self._first_events - 2) / max(1, self._events - 2)
         return max(1, 1 + round((tokens - 1) * further))
 
+    @property
+    def events(self) -> int:
+        """That have brought tokens so far; of an answer in one piece, its parts."""
+        return self._events
+
     def cut(self) -> None:
         """Nothing more of it comes, complete or not."""
         if not self._has_ended:

@@ -150,7 +150,7 @@ def _observe(exchange: Exchange, observed: ObservedAnswer, part: bytes, *, has_e
     try:
         observed.part(part, now_s)
         if has_ended:
-            exchange.observed = None
+            exchange.observed, exchange.seen_events = None, observed.events
             exchange.seen = seen = observed.ended(now_s)
             services.learner.observe(seen, services.router.pool)
             services.recorder.observed(seen)
