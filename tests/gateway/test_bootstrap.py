@@ -282,7 +282,7 @@ def test_a_body_limit_that_envoy_cannot_hold_is_refused() -> None:
 
 
 def test_envoy_has_memory_for_64_of_the_largest_bodies_unless_told_how_much_there_is() -> None:
-    def memory_bytes(**gateway: int) -> object:
+    def memory_bytes(**gateway: Any) -> object:
         (_, heap) = bootstrap(config("127.0.0.1:8001", **gateway))["overload_manager"]["resource_monitors"]
         return heap["typed_config"]["max_heap_size_bytes"]
 

@@ -28,17 +28,6 @@ def _host_name(name: str) -> str:
 HostName = Annotated[str, AfterValidator(_host_name), WithJsonSchema({"type": "string", "pattern": _HOST_NAME})]
 
 
-def _model_name(name: str) -> str:
-    """Raises ValueError for a name that would be two or another one in a list, as headers and annotations have them."""
-    if "," in name or name != name.strip():
-        message = f'"{name}" has a comma, or a space around it, and lists of models are split there'
-        raise ValueError(f"{message}; serve it under another name")
-    return name
-
-
-ModelName = Annotated[str, Field(min_length=1), AfterValidator(_model_name)]
-
-
 class KvEvents(Section):
     """Where an engine publishes its KV events: the prefix index then evicts as the engine does."""
 
@@ -81,7 +70,7 @@ Engine = Annotated[str, AfterValidator(_engine), WithJsonSchema({"type": "string
 
 class EndpointConfig(Section):
     address: Address
-    model: ModelName
+    model: Annotated[str, Field(min_length=1)]
     engine: Engine = dialects.DEFAULT
     region: str = ""
     role: Role = "both"  # prefill: it only computes prompts for others; decode: it computes none for others
@@ -139,7 +128,7 @@ class Pool(Section):
     """The engines that are known in advance; others may be discovered."""
 
     endpoints: Annotated[tuple[EndpointConfig, ...], Field(strict=False)] = ()
-    models: dict[ModelName, ModelConfig] = Field(default_factory=dict)
+    models: dict[str, ModelConfig] = Field(default_factory=dict)
     tls: EngineTls | None = None  # of all engines; without it they are reached in plain HTTP
     api_key_file: AbsolutePath | None = None  # one line: the API key of all engines, sent as a bearer token
 
