@@ -70,7 +70,14 @@ class Server:
 @asynccontextmanager
 async def world(*more: Endpoint) -> AsyncIterator[tuple[Services, Server, Server]]:
     """The first computes prompts. Nobody but Envoy would ask the second one for an answer; `more` are other servers."""
-    servers = [Server(f"127.0.0.1:{port}") for port in free_ports(2)]
+    async with world_of(2, *more) as (services, (prefill, decode)):
+        yield services, prefill, decode
+
+
+@asynccontextmanager
+async def world_of(count: int, *more: Endpoint) -> AsyncIterator[tuple[Services, list[Server]]]:
+    """The first of the servers computes prompts, the others decode."""
+    servers = [Server(f"127.0.0.1:{port}") for port in free_ports(count)]
     runners = []
     for server in servers:
         app = web.Application()
@@ -78,18 +85,18 @@ async def world(*more: Endpoint) -> AsyncIterator[tuple[Services, Server, Server
         runners.append(web.AppRunner(app, handler_cancellation=True))
         await runners[-1].setup()
         await web.TCPSite(runners[-1], "127.0.0.1", int(server.address.partition(":")[2])).start()
-    prefill, decode = servers
+    prefill, *decode = servers
     same: dict[str, Any] = {"engine": "sglang", "kv_connector": "sglang"}
     endpoints = [
         make_endpoint(prefill.address, "small", role="prefill", **same),
-        make_endpoint(decode.address, "small", role="decode", **same),
+        *[make_endpoint(each.address, "small", role="decode", **same) for each in decode],
         *more,
     ]
     router = Router(Pool(endpoints, {}), build_policy("fairlead", {}), fallbacks=2, rng=Random(0))
     services = services_around(router, asyncio.get_running_loop().time)
     services.prefills.bootstraps = {prefill.address: BOOTSTRAP}
     try:
-        yield services, prefill, decode
+        yield services, servers
     finally:
         await services.prefills.stop()
         for server in servers:
@@ -151,6 +158,52 @@ async def test_where_the_first_fails_the_second_is_told_until_the_request_ends()
         await until(lambda: not services.prefills._alongside)
 
 
+async def test_each_server_that_envoy_may_have_moved_it_on_to_is_told() -> None:
+    """Envoy takes the next one where it cannot connect, and says so only with the answer."""
+    async with world_of(3) as (services, (prefill, *decode)):
+        prefill.status = 500
+        prefill.may_answer.set()
+        conversation, reply = await ask(services)
+        rid = json.loads(reply.request_body.response.body_mutation.body)["rid"]
+        await until(lambda: all(each.aborted for each in decode))
+        assert {each for server in decode for each in server.aborted} == {rid}
+        conversation.say(response_headers(500, served=decode[1].address), response_trailers())
+        conversation.stream.close()
+        assert at_rest(services)
+
+
+async def test_one_that_hangs_does_not_keep_the_next_from_being_told() -> None:
+    silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    same: dict[str, Any] = {"engine": "sglang", "kv_connector": "sglang", "role": "decode"}
+    at = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    async with silent, world(make_endpoint(at, "small", **same)) as (services, prefill, decode):
+        prefill.status = 500
+        prefill.may_answer.set()
+        conversation, _ = await ask(services)
+        await until(lambda: len(decode.aborted) == 2)
+        conversation.stream.close()
+
+
+async def test_a_server_that_answers_it_alone_meanwhile_is_not_told() -> None:
+    async with world() as (services, prefill, decode):
+        alone = Server("", may_answer=asyncio.Event())
+        app = web.Application()
+        app.add_routes([web.post("/abort_request", alone.abort)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        (port,) = free_ports(1)
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        router = services.router
+        router.pool = Pool([*router.pool.endpoints, ordinary(f"127.0.0.1:{port}")], {})
+        prefill.status = 500
+        prefill.may_answer.set()
+        conversation, _ = await ask(services)
+        await until(lambda: len(decode.aborted) == 2)
+        assert alone.aborted == []
+        conversation.stream.close()
+        await runner.cleanup()
+
+
 async def test_where_the_first_answers_nobody_the_second_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefilling, "LEAST_SILENCE_S", 0.2)
     async with world() as (services, prefill, decode):
@@ -172,7 +225,7 @@ class Patient:
 
     may_answer: asyncio.Event
     looks: int = 0
-    address: str = ""
+    may_be_at: tuple[str, ...] = ()
     is_over: bool = False
 
     @property

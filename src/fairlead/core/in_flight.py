@@ -154,6 +154,18 @@ class InFlight:
         return self.phase == "ended"
 
     @property
+    def may_be_at(self) -> Sequence[str]:
+        """Addresses where it may wait for its prompt: until one answers, the gateway may try each that it was given.
+
+        What it does at an endpoint that answers alone waits for nobody.
+        """
+        if self.phase == "served":
+            return (self.address,)
+        by_address = self._placement.pool.by_address
+        tried = dict.fromkeys(self.decision.addresses)
+        return [each for each in tried if each in by_address and not by_address[each].spec.answers_alone]
+
+    @property
     def prefiller_is_silent(self) -> bool:
         """The endpoint that computes its prompt has answered nobody since, and no part of its answer was seen."""
         return self.hop is not None and self._first_token_s is None and self.hop.is_silent

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 from uuid import uuid4
 
 import msgspec
 
-from fairlead.access import Access
+from fairlead.access import PLAIN, Access
 from fairlead.addresses import host_and_port
 from fairlead.api.edits import with_values
 from fairlead.api.spans import Span
@@ -34,10 +33,12 @@ _chance: Final = random.SystemRandom()  # two sidecars must not choose the same 
 
 
 class Waiting(Protocol):
-    """A request that waits for its prompt, at `address`. Times are of its router's clock."""
+    """A request that waits for its prompt. Times are of its router's clock."""
 
     @property
-    def address(self) -> str: ...
+    def may_be_at(self) -> Collection[str]:
+        """Addresses where it may be."""
+        ...
 
     @property
     def is_over(self) -> bool:
@@ -120,10 +121,13 @@ class Prefill(msgspec.Struct, frozen=True):
         return "status" if answer.status >= _LEAST_FAULT else "refused"
 
 
-async def abort(waiting: Waiting, access: Access, rid: str) -> None:
-    """Abort a request at its server, again and again until it is over."""
+async def abort(waiting: Waiting, accesses: Mapping[str, Access], rid: str) -> None:
+    """Abort a request at each server that may have it, again and again until it is over."""
+    post = msgspec.json.encode({"rid": rid})
     while not waiting.is_over:
-        with suppress(UnansweredError):
-            post = msgspec.json.encode({"rid": rid})
-            await ask_once(waiting.address, _ABORT, _ABORT_WITHIN_S, _MOST_BYTES, post=post, access=access)
+        questions = [
+            ask_once(at, _ABORT, _ABORT_WITHIN_S, _MOST_BYTES, post=post, access=accesses.get(at, PLAIN))
+            for at in waiting.may_be_at
+        ]
+        await asyncio.gather(*questions, return_exceptions=True)  # one that is gone has nothing to abort
         await asyncio.sleep(_ABORT_EVERY_S)

@@ -110,7 +110,7 @@ class RemotePrefills:
         if waiting.is_over:
             return
         waiting.prefill_lost(now_s, blames=reason not in ("refused", "too_large"))
-        await abort(waiting, self.accesses.get(waiting.address, PLAIN), asked.rid)
+        await abort(waiting, self.accesses, asked.rid)
 
     async def compute(
         self, address: str, connector: str, path: str, body: bytes, headers: Sequence[Header], within_s: float
