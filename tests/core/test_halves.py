@@ -189,7 +189,7 @@ def test_a_prefill_that_is_lost_is_the_fault_of_its_server_alone() -> None:
     prefiller, decoder = (world.router.pool.by_address[address] for address in (PREFILL, DECODE))
     for _ in range(5):
         in_flight = sent(world)
-        in_flight.prefill_lost(2.0, blames=True)
+        in_flight.prefill_lost(2.0, blames="engine")
         assert prefiller.own == Load()
         in_flight.served(DECODE, 500, 3.0, in_one_piece=True)
         in_flight.ended(4.0)
@@ -205,7 +205,7 @@ def test_a_stream_begins_before_its_prompt_is_computed() -> None:
     assert prefiller.own.inflight_requests == 1
     in_flight.prefill_came(3.0)
     assert prefiller.own == Load()
-    in_flight.prefill_lost(4.0, blames=True)  # too late to count
+    in_flight.prefill_lost(4.0, blames="engine")  # too late to count
     assert not prefiller.health.doubtful
     in_flight.ended(5.0)
     assert at_rest(world)
@@ -217,7 +217,7 @@ def test_a_stream_whose_prompt_is_lost_is_the_fault_of_the_one_that_computes_it(
     for _ in range(5):
         in_flight = sent(world)
         in_flight.served(DECODE, 200, 2.0, in_one_piece=False)
-        in_flight.prefill_lost(3.0, blames=True)
+        in_flight.prefill_lost(3.0, blames="engine")
         in_flight.refused_in_stream(500, 4.0)
         in_flight.ended(5.0)
     assert at_rest(world)

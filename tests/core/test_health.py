@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.core.health import FIRST_COOL_DOWN_S, LONGEST_COOL_DOWN_S, REQUEST_FAILURES_TO_EJECT, Health
+from fairlead.core.health import Health
 from fairlead.core.pool import Pool
+from fairlead.core.streak import FIRST_COOL_DOWN_S, LONGEST_COOL_DOWN_S, REQUEST_FAILURES_TO_EJECT
 from tests.core.world import make_endpoint
 
 TO_EJECT = 3

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from fairlead.api.usage import Usage
 from fairlead.core.endpoint import Endpoint, EndpointSpec
 from fairlead.core.facts import RequestFacts, session_key, unread_facts
-from fairlead.core.health import REQUEST_FAILURES_TO_EJECT
 from fairlead.core.in_flight import ABORTED_CODE, InFlight
 from fairlead.core.load import Load
 from fairlead.core.policy import Decision, Outcome
 from fairlead.core.pool import Pool
 from fairlead.core.reported import UNKNOWN, EngineIdentity, EngineReport
+from fairlead.core.streak import REQUEST_FAILURES_TO_EJECT
 from tests.core.world import World, make_endpoint, request
 
 PROMPT = (1, 2, 3, 4)

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from fairlead.core.candidates import candidates
 from fairlead.core.endpoint import Endpoint
+from fairlead.core.hop import Hop
 from fairlead.core.in_flight import InFlight
 from fairlead.core.ledger import Ticket
 from fairlead.core.load import Load
 from fairlead.core.observation import Observation
 from fairlead.core.policy import Refusal
-from fairlead.core.prefill_decode import Hops, PrefillChoice, cheapest_split, offers
+from fairlead.core.prefill_decode import Hops, PrefillChoice, cheapest_split, offers, prefillers
 from fairlead.core.reported import EngineIdentity
 from fairlead.core.warm_in import ANSWERS, FIRST_REQUESTS
 from tests.core.world import World, carries, request
@@ -306,7 +307,7 @@ def test_a_failed_prefill_is_computed_where_it_is_decoded() -> None:
     world = pool()
     busy(world)
     in_flight = ask(world)
-    in_flight.prefill_failed(1.0, blames=True)
+    in_flight.prefill_failed(1.0, blames="engine")
     in_flight.sent(in_flight.request, 1.0)
     prefill, decode = loads(world)
     assert (prefill, decode) == (Load(), Load(1, LONG, LONG, 0, LONG**2 // 2))
@@ -322,9 +323,28 @@ def test_a_streak_of_failed_prefills_ejects_the_endpoint_and_a_gone_client_does_
     assert endpoint.health.healthy
     for _ in range(5):
         in_flight = ask(world)
-        in_flight.prefill_failed(1.0, blames=True)
+        in_flight.prefill_failed(1.0, blames="engine")
         in_flight.withdraw(1.0)
     assert not endpoint.health.healthy
+
+
+def test_an_endpoint_whose_prompts_come_to_nothing_is_not_asked_for_others_and_answers_as_before() -> None:
+    world = World()
+    spec: dict[str, Any] = {"kv_connector": "nixl", "identity": SAFE, "transfer_ms_per_token": 0.01}
+    both = world.endpoint(PREFILL, role="both", **spec)
+    world.endpoint(DECODE, role="decode", **spec)
+    busy(world, DECODE, 8)
+    for number in range(5):
+        way = Hops(DECODE, PREFILL, *6 * [0.0])
+        hop = Hop(world.router, request(tokens=LONG), PrefillChoice(way, way), 0.0)
+        hop.failed(1.0, blames="connection")
+        assert [each.address for each in prefillers([both], "m", None, ())] == ([PREFILL] if number < 4 else [])
+    assert not both.health.doubtful
+    both.request_served()
+    both.health.succeeded()
+    assert prefillers([both], "m", None, ()) == [], "its own answers say nothing of its connection"
+    both.probed(True, 10.0, 3)
+    assert prefillers([both], "m", None, ()) == [both]
 
 
 def by_proxy() -> tuple[World, InFlight]:
@@ -411,7 +431,7 @@ def step(in_flight: InFlight, name: str, now_s: float) -> None:
         case "by proxy":
             in_flight.prefilled_elsewhere(now_s, ended=False)
         case "failed" | "blamed":
-            in_flight.prefill_failed(now_s, blames=name == "blamed")
+            in_flight.prefill_failed(now_s, blames="engine" if name == "blamed" else "nobody")
         case "sent":
             in_flight.sent(in_flight.request, now_s)
         case "served":

@@ -15,10 +15,11 @@ from structlog.testing import capture_logs
 
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
-from fairlead.core.health import FIRST_COOL_DOWN_S, HALF, REQUEST_FAILURES_TO_EJECT
+from fairlead.core.health import HALF
 from fairlead.core.in_flight import InFlight
 from fairlead.core.pool import Pool
 from fairlead.core.router import Router
+from fairlead.core.streak import FIRST_COOL_DOWN_S, REQUEST_FAILURES_TO_EJECT
 from fairlead.engines import watch
 from fairlead.engines.ask import connect_ms
 from fairlead.engines.metrics_text import MOST_BYTES

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from fairlead.access import PLAIN
 from fairlead.core.endpoint import Endpoint
+from fairlead.core.hop import Blame
 from fairlead.core.pool import Pool
 from fairlead.core.router import Router
 from fairlead.engines.alongside import Prefill
@@ -237,7 +238,7 @@ class Patient:
 
     def prefill_came(self, now_s: float) -> None: ...
 
-    def prefill_lost(self, now_s: float, *, blames: bool) -> None: ...
+    def prefill_lost(self, now_s: float, *, blames: Blame) -> None: ...
 
 
 async def test_a_first_that_is_late_but_answers_others_is_waited_for() -> None:

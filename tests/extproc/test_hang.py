@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fairlead.core.health import REQUEST_FAILURES_TO_EJECT, SILENCE_S
+from fairlead.core.health import SILENCE_S
+from fairlead.core.streak import REQUEST_FAILURES_TO_EJECT
 from fairlead.extproc.services import Services
 from tests.extproc.world import Conversation, chat, make_services, request_body, request_headers, response_headers
 

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from aiohttp import web
 from msgspec.structs import replace
 
 from fairlead.admission.admission import Admission, Rules
@@ -22,6 +23,7 @@ from fairlead.extproc.pb import ext_proc_pb2 as pb
 from fairlead.extproc.services import Services
 from fairlead.extproc.waiting_room import Naming, WaitingRoom
 from fairlead.policies import build_policy
+from fairlead.processes import free_ports
 from fairlead.tools.simulate.faults import Fault
 from fairlead.tools.simulate.kv_exchange import KvOptions
 from fairlead.tools.simulate.server import EngineOptions, RunningEngine, running_engine
@@ -147,6 +149,48 @@ async def test_an_engine_without_the_connector_gives_no_place_and_its_prompt_is_
         assert dict(services.prefills.failed) == {"export_incomplete": 1}
         conversation.stream.close()
         assert at_rest(services)
+
+
+ANSWERS = {
+    "export_incomplete": b'{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":9}}',
+    "finish_reason": b'{"choices":[{"finish_reason":"stop"}],"kv_transfer_params":{}}',
+    "foreign": b"<html>It works!</html>",
+}
+
+
+@asynccontextmanager
+async def answering(body: bytes) -> AsyncIterator[str]:
+    """The address of a server that answers every completion with `body`."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body)
+
+    app, (port,) = web.Application(), free_ports(1)
+    app.add_routes([web.post("/v1/chat/completions", answer)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("reason", ANSWERS)
+async def test_an_engine_whose_prompts_come_to_nothing_is_asked_for_no_more_of_them_for_a_while(reason: str) -> None:
+    async with answering(ANSWERS[reason]) as address:
+        same: dict[str, Any] = {"kv_connector": "nixl", "identity": SAFE, "prefill_ms_per_token": 1.0}
+        useless = make_endpoint(address, "small", role="prefill", **same)
+        decoder = make_endpoint(DECODE, "small", role="decode", inflight_requests=8, decoding_requests=8, **same)
+        router = Router(Pool([useless, decoder], {}), build_policy("fairlead", {}), fallbacks=2, rng=Random(0))
+        services = services_around(router, lambda: 1.0)
+        for number in range(8):
+            conversation = asked(services, prompt=f"{number} {PROMPT}")
+            if conversation.stream.held is not None:
+                await later(conversation)
+            conversation.stream.close()
+        assert dict(services.prefills.failed) == {reason: 5}
+        assert (useless.hops.outs, useless.health.doubtful) == (1, False)
 
 
 async def test_a_client_that_leaves_meanwhile_ends_the_prefill() -> None:

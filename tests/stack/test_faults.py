@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from fairlead.core.health import REQUEST_FAILURES_TO_EJECT, SILENCE_S
+from fairlead.core.health import SILENCE_S
+from fairlead.core.streak import REQUEST_FAILURES_TO_EJECT
 from fairlead.gateway import Mode
 from tests.stack.conftest import Start, engine
 
@@ -94,6 +95,20 @@ async def test_thirty_bad_requests_of_a_client_eject_nobody(stack: Start) -> Non
     for _ in range(30):
         assert (await pool.chat(model="small", max_tokens=-1)).status == 400
     assert (await pool.chat(model="small")).status == 200
+
+
+async def test_a_prompt_that_fails_at_every_engine_however_often_takes_none_from_the_others(stack: Start) -> None:
+    pool = await stack(engine("small"), engine("small"), engine("small"))
+    for number in range(3):
+        await pool.fault(number, kind="error", status=500)
+    for _ in range(3 * REQUEST_FAILURES_TO_EJECT):
+        assert (await pool.chat("a prompt that no engine can compute", model="small")).status == 500
+    assert await pool.metric("fairlead_endpoint_ejections_total") == 0
+    for number in range(3):
+        async with pool.client.delete(f"http://{pool.engines[number].address}/fault"):
+            pass
+    answers = await asyncio.gather(*(pool.chat(f"{number} hello", model="small") for number in range(12)))
+    assert {answer.headers["x-fairlead-endpoint"] for answer in answers} == {each.address for each in pool.engines}
 
 
 @pytest.mark.parametrize("mode", ["buffered", "full_duplex"])

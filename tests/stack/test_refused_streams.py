@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from fairlead.core.health import REQUEST_FAILURES_TO_EJECT
+from fairlead.core.streak import REQUEST_FAILURES_TO_EJECT
 from fairlead.gateway import Mode
 from fairlead.tools.simulate.parameters import EngineParameters
 from fairlead.tools.simulate.server import EngineOptions

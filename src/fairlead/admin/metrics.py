@@ -54,7 +54,7 @@ class FairleadCollector(Collector):
         yield from learned.metrics(services)
         yield from tuner.metrics(services.router)
         yield from move_metrics(services.router.planner, services.mover)
-        yield from prefills.metrics(services.prefills)
+        yield from prefills.metrics(services.prefills, services.router.pool)
         yield from reuse.metrics(services.reuse.reuse)
         yield from cascade.metrics(services.cascades.counts)
         yield from waiting.metrics(services.admission, services.router.pool)

@@ -148,6 +148,7 @@ def _endpoint(services: Services, e: Endpoint, sessions: int, ended: Counter[str
         "withheld": sorted(health.withheld),  # why it gets nothing new, however well it is
         "draining": e.address in services.router.planner.draining,
         "answers_probes": health.answers,
+        "takes_prompts": not e.hops.is_out,  # of others; what it has computed lately came to something
         "ejections": health.ejections,
         "returns": health.returns,
         "restarts": e.generation,

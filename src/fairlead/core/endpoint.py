@@ -27,6 +27,7 @@ from fairlead.core.prefills import PrefillEstimate
 from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, EngineReport
 from fairlead.core.running_limit import RunningLimit
 from fairlead.core.strangers import NOBODY, strangers
+from fairlead.core.streak import Streak
 from fairlead.core.warm_in import WarmIn
 from fairlead.dialects import DIALECTS
 
@@ -36,6 +37,7 @@ _TOO_MANY_REQUESTS: Final = 429
 _UNAVAILABLE: Final = 503
 MOST_PASSED_OVER: Final = 3  # requests, of an endpoint that has never answered any,
 PASSED_OVER_S: Final = 1.0  # over so long
+_LATE: Final = 3.0  # times what was expected of a request
 _NEWEST: Final = 0.05  # its weight in how long our prompts usually are
 USUAL_SLOWDOWN: Final = 0.015  # of decoding alone, by each other request; until samples at different loads show it
 USUAL_ANSWER_TOKENS: Final = 256.0  # until answers were observed
@@ -135,6 +137,7 @@ class Endpoint:
         "address",
         "answered_s",
         "health",
+        "hops",
         "identity",
         "indexed_generation",
         "key",
@@ -182,6 +185,7 @@ class Endpoint:
         self.identity: EngineIdentity = UNIDENTIFIED
         self.models_are_doubted = False  # it answered a request 404: it may not serve what it listed
         self.health = Health()
+        self.hops = Streak()  # prompts for others that came to nothing, whoever answers what here
         self.own = Load()
         self.peers = Load()
         self.load = Load()
@@ -266,6 +270,7 @@ class Endpoint:
     def probed(self, answered: bool, now_s: float, failures_to_eject: int) -> None:
         """A probe was answered or was not."""
         self.health.probed(answered, now_s, failures_to_eject)
+        self.hops.look(now_s)
         if self.notify is not None:
             self.notify(self)
 
@@ -305,6 +310,10 @@ class Endpoint:
         if self.notify is not None:
             self.notify(self)
 
+    def serves(self, now_s: float) -> bool:
+        """Whether a request has lately succeeded here."""
+        return now_s - self.served_s < SILENCE_S
+
     def request_served(self) -> None:
         """A request was served here, to its end."""
         if not self.warm_in.is_over:
@@ -319,8 +328,8 @@ class Endpoint:
 
         That is a 429, and a 503 of an engine that reports waiting requests or lately served others of those in flight.
         """
-        serves = self._load.inflight_requests > 1 and now_s - self.served_s < SILENCE_S
-        return code == _TOO_MANY_REQUESTS or (code == _UNAVAILABLE and (self.queues or serves))
+        serves_others = self._load.inflight_requests > 1 and self.serves(now_s)
+        return code == _TOO_MANY_REQUESTS or (code == _UNAVAILABLE and (self.queues or serves_others))
 
     def refused(self, now_s: float) -> None:
         """It refused a request that is in flight here, as its queue is full."""
@@ -328,9 +337,12 @@ class Endpoint:
         inflight = None if self.report.stale else self._load.inflight_requests  # only reports can raise a limit again
         self.running_limit.refused(inflight, now_s)
 
-    def request_failed(self, now_s: float) -> None:
-        """A request met a refused connection, a time-out or a 5xx here; a 4xx is the client's and says nothing."""
-        self.health.failed(now_s)
+    def request_failed(self, now_s: float, cause: int | None = None) -> None:
+        """A request met a refused connection, a time-out or a 5xx here; a 4xx is the client's and says nothing.
+
+        `cause` stands for its prompt, where that may be at fault as well.
+        """
+        self.health.failed(now_s, cause)
 
     def request_answered(self, now_s: float) -> None:
         """A request has its answer from here, with whatever status."""
@@ -352,10 +364,11 @@ class Endpoint:
             self.health.withhold(UNKNOWN_TO_ENVOY)
         return UNKNOWN_TO_ENVOY in self.health.withheld
 
-    def request_abandoned(self, sent_s: float, now_s: float) -> None:
+    def request_abandoned(self, sent_s: float, expected_s: float, now_s: float) -> None:
         """A client gave up on a request without any answer. If nobody else had one since it was sent, the engine hangs.
 
-        One such request says little, as answers may be long and clients impatient; a streak ejects, as any failures do.
+        Unless a prompt of so many tokens, and what waited before it, were expected to take about that long. One such
+        request says little, as answers may be long and clients impatient; a streak ejects, as any failures do.
         """
-        if now_s - sent_s >= SILENCE_S and self.answered_s < sent_s:
+        if now_s - sent_s >= max(SILENCE_S, _LATE * expected_s) and self.answered_s < sent_s:
             self.health.failed(now_s)

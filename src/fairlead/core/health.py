@@ -1,8 +1,8 @@
 """Whether one engine may be chosen: what probes see off the request path, and how requests fare on it.
 
 Probes find the engine that is gone. Requests find the one that answers probes and fails at its work: a streak of
-failures ejects it for a cool-down, after which it is on trial: the next failure ejects it for twice as long, the next
-success clears it. A 4xx is the client's, or a full queue's: it is neither a failure nor a success of the engine.
+failures ejects it for a while (`core.streak`). A 4xx is the client's, or a full queue's: it is neither a failure nor a
+success of the engine.
 Whoever knows that an engine may get nothing new for another reason, however well it is, withholds it.
 """
 
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-REQUEST_FAILURES_TO_EJECT: Final = 5
-FIRST_COOL_DOWN_S: Final = 5.0
-LONGEST_COOL_DOWN_S: Final = 60.0
+from fairlead.core.streak import Streak
 
 # Reasons by which an engine is withheld.
 DRAINING: Final = "draining"  # as discovery says
@@ -32,14 +30,12 @@ class Health:
     """Healthy until probes or requests fail. Each method returns `healthy`: whether the engine may be chosen now."""
 
     __slots__ = (
-        "_cool_down_s",
-        "_ejected_s",
         "_probe_failures",
-        "_request_failures",
         "_was_well",
         "answers",
         "ejections",
         "healthy",
+        "requests",
         "returns",
         "withheld",
     )
@@ -51,15 +47,13 @@ class Health:
         self.returns = 0
         self.withheld: frozenset[str] = frozenset()  # why it gets nothing new though it may be well
         self._probe_failures = 0
-        self._request_failures = 0
-        self._cool_down_s = FIRST_COOL_DOWN_S  # of the next ejection by requests
+        self.requests = Streak()  # of those that failed
         self._was_well = True
-        self._ejected_s: float | None = None  # when requests ejected it, until the cool-down has passed
 
     @property
     def last_resort(self) -> bool:
         """Worth a try when no engine is healthy: it answers probes, and whatever speaks against it soon passes."""
-        passes = self._ejected_s is not None or bool(self.withheld)
+        passes = self.requests.is_out or bool(self.withheld)
         return passes and self.answers and self.withheld <= _PASSING
 
     @property
@@ -74,12 +68,12 @@ class Health:
         return self.healthy
 
     def _well(self) -> bool:
-        return self.answers and self._ejected_s is None
+        return self.answers and not self.requests.is_out
 
     @property
     def doubtful(self) -> bool:
         """Whether probes or requests have failed, so that it is worth probing again soon."""
-        return bool(self._probe_failures or self._request_failures) or not self.healthy
+        return bool(self._probe_failures or self.requests.failures) or not self.healthy
 
     def probed(self, answered: bool, now_s: float, failures_to_eject: int) -> bool:
         """A probe was answered or was not."""
@@ -89,36 +83,26 @@ class Health:
                 self.answers = False
         else:
             if not self.answers:  # it was gone: earlier failures were of the process before its restart
-                self._clear_requests()
+                self.requests.clear()
             self.answers = True
             self._probe_failures = 0
-        self._end_cool_down(now_s)
+        self.requests.look(now_s)
         return self._changed()
 
-    def failed(self, now_s: float) -> bool:
-        """A request met a refused connection, a time-out or a 5xx."""
-        self._end_cool_down(now_s)
-        self._request_failures += 1
-        if self._ejected_s is None and self._request_failures >= REQUEST_FAILURES_TO_EJECT:
-            self._ejected_s = now_s
+    def failed(self, now_s: float, cause: int | None = None) -> bool:
+        """A request met a refused connection, a time-out or a 5xx; `cause`: what stands for it, if it may be why."""
+        self.requests.failed(now_s, cause)
+        return self._changed()
+
+    def suspected(self, now_s: float, cause: int | None = None) -> bool:
+        """A request failed here by the fault of this engine or of another: a failure of its own is still to come."""
+        self.requests.suspected(now_s, cause)
         return self._changed()
 
     def succeeded(self) -> bool:
         """A request was served, with a status below 400."""
-        self._clear_requests()
+        self.requests.clear()
         return self._changed()
-
-    def _clear_requests(self) -> None:
-        self._request_failures = 0
-        self._cool_down_s = FIRST_COOL_DOWN_S
-        self._ejected_s = None
-
-    def _end_cool_down(self, now_s: float) -> None:
-        """On trial from now on if the time has come; a clock that went back ends the cool-down too."""
-        if self._ejected_s is not None and not 0 <= now_s - self._ejected_s < self._cool_down_s:
-            self._ejected_s = None
-            self._request_failures = REQUEST_FAILURES_TO_EJECT - 1
-            self._cool_down_s = min(2 * self._cool_down_s, LONGEST_COOL_DOWN_S)
 
     def _changed(self) -> bool:
         well = self._well()

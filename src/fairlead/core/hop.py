@@ -5,11 +5,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fairlead.core.facts import RequestFacts
 from fairlead.core.ledger import Ticket
 from fairlead.core.observation import Observation
 from fairlead.core.placement import Placement
 from fairlead.core.prefill_decode import PrefillChoice
+
+# Who is at fault where a prompt was not computed, or came to nothing: the endpoint that was asked; it or the prompt; or
+# nothing but how the two endpoints are connected, so that it may still answer well.
+Blame = Literal["nobody", "engine", "either", "connection"]
 
 
 class Hop:
@@ -66,16 +72,21 @@ class Hop:
         if endpoint is not None:
             endpoint.answered_s = endpoint.served_s = now_s
             endpoint.health.succeeded()
+            endpoint.hops.clear()
             endpoint.request_served()
 
-    def failed(self, now_s: float, *, blames: bool) -> None:
-        """It has not, as far as is known; `blames`: and is at fault."""
+    def failed(self, now_s: float, *, blames: Blame) -> None:
+        """It has not, as far as is known."""
         self._ticket.release()
         placement, address = self._placement, self.address
         placement.roll_back(self._request, address, self._choice.prefiller_cached_blocks, self._began_s)
         endpoint = placement.pool.by_address.get(address)
-        if blames and endpoint is not None:
-            endpoint.request_failed(now_s)
+        if endpoint is None or blames == "nobody":
+            return
+        cause = None if blames == "engine" else self._request.cause
+        endpoint.hops.failed(now_s, cause)
+        if blames != "connection":
+            endpoint.request_failed(now_s, cause)
 
     def observation(self, prompt_tokens: int | None, cached_tokens: int | None, now_s: float) -> Observation:
         """What its answer shows of its speed; before `done`."""

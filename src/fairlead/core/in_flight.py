@@ -15,9 +15,9 @@ from operator import sub
 from typing import Final, Literal
 
 from fairlead.api.usage import Usage
-from fairlead.core.endpoint import BY_ROOM
+from fairlead.core.endpoint import BY_ROOM, Endpoint
 from fairlead.core.facts import RequestFacts
-from fairlead.core.hop import Hop
+from fairlead.core.hop import Blame, Hop
 from fairlead.core.ledger import Ticket
 from fairlead.core.load import Load
 from fairlead.core.moves import Move
@@ -135,8 +135,8 @@ class InFlight:
         if ended:
             self._leave_hop(hop, now_s)
 
-    def prefill_failed(self, now_s: float, *, blames: bool) -> None:
-        """Its endpoint computes the prompt after all; `blames` says that the other one is at fault."""
+    def prefill_failed(self, now_s: float, *, blames: Blame) -> None:
+        """Its endpoint computes the prompt after all; `blames` says who is at fault."""
         hop = self.hop
         if hop is None or self.phase != "admitted":
             return
@@ -175,7 +175,7 @@ class InFlight:
         if self.hop is not None and self.phase in ("sent", "served"):
             self._leave_hop(self.hop, now_s)
 
-    def prefill_lost(self, now_s: float, *, blames: bool) -> None:
+    def prefill_lost(self, now_s: float, *, blames: Blame) -> None:
         """That endpoint will not compute its prompt, so it can only fail, which is no fault of who has it."""
         hop = self.hop
         if hop is None or self.phase not in ("sent", "served"):
@@ -207,11 +207,14 @@ class InFlight:
         self.phase, self.code, self._in_one_piece = "served", code, in_one_piece
         placement, decision = self._placement, self.decision
         # Where both halves get the request at once, an answer begins before its prompt is computed.
+        prefiller: Endpoint | None = None  # that was asked by the engine's own proxy, perhaps in vain
         if self.hop is not None and self.hop.connector != BY_ROOM:
             if code < CLIENT_ERROR:
                 self._leave_hop(self.hop, now_s)
-            else:  # whichever of the two failed
+            else:
+                prefiller = placement.pool.by_address.get(self.hop.address)
                 self._drop_hop(now_s)
+        failed: list[Endpoint] = []  # that were passed over, and nobody has served it yet
         for tried in decision.addresses:
             if tried == address:
                 break
@@ -224,8 +227,10 @@ class InFlight:
                 continue
             if passed_over.queues or passed_over.refused_s >= self.sent_s:
                 passed_over.refused(now_s)
-            else:
+            elif code < CLIENT_ERROR:
                 passed_over.request_failed(now_s)
+            else:
+                failed.append(passed_over)
         endpoint = placement.pool.by_address.get(address)
         if endpoint is None:
             return
@@ -244,15 +249,36 @@ class InFlight:
             self._ticket.prefilled()
         was_full = code in QUEUE_FULL and endpoint.refused_s >= max(self.sent_s, now_s - _JUST_NOW_S)
         if refused and (was_full or endpoint.refuses(code, now_s)):
-            endpoint.refused(now_s)
+            if prefiller is None:
+                endpoint.refused(now_s)
+            else:  # the queue of one of the two
+                prefiller.hops.failed(now_s, self.request.cause)
         elif code >= SERVER_ERROR:
             if not self._lost_prefill:
-                endpoint.health.failed(now_s)
+                self._failed_at([*failed, endpoint], prefiller, now_s)
+                return
         elif code == NOT_FOUND:
             endpoint.models_are_doubted = True
         elif not refused:
             endpoint.served_s = now_s
             endpoint.health.succeeded()
+        if failed:
+            self._failed_at([*failed, endpoint], prefiller, now_s)
+
+    def _failed_at(self, tried: Sequence[Endpoint], prefiller: Endpoint | None, now_s: float) -> None:
+        """It was served by none of those that were `tried`, in this order: they are at fault, or it is.
+
+        So it counts once, against the first of them, and against nobody where one of them serves others. With a
+        `prefiller`, which they had to ask, that is what they have in common.
+        """
+        cause, first = self.request.cause, tried[0]
+        if prefiller is not None:
+            prefiller.hops.failed(now_s, cause)
+            if len(tried) > 1 or first.health.requests.failures <= prefiller.hops.failures:
+                first.health.suspected(now_s, cause)
+                return
+        if len(tried) == 1 or not any(each.serves(now_s) for each in tried):
+            first.request_failed(now_s, cause)
 
     def unserved(self, code: int) -> None:
         """The gateway answered by itself with `code`: it asked no engine, so none is to blame."""
@@ -278,7 +304,7 @@ class InFlight:
         if code in QUEUE_FULL:
             endpoint.refused(now_s)
         elif code >= SERVER_ERROR and not self._lost_prefill:
-            endpoint.health.failed(now_s)
+            endpoint.request_failed(now_s, self.request.cause)
 
     def evict(self) -> None:
         """Its answer ends now, for a request of a higher priority: it says nothing of the engine."""
@@ -366,7 +392,7 @@ class InFlight:
             if answered:
                 endpoint.answered_s = now_s
             elif was_sent:
-                endpoint.request_abandoned(self.sent_s, now_s)
+                endpoint.request_abandoned(self.sent_s, self._expected_s(endpoint), now_s)
         if answered and self.code < CLIENT_ERROR:
             if endpoint is not None:
                 endpoint.request_served()
@@ -404,6 +430,17 @@ class InFlight:
                 expected_tokens = self.decision.cached_tokens * seen.prompt_tokens / max(1, request.tokens)
                 placement.others.answered(seen.prompt_tokens, seen.cached_tokens or 0, expected_tokens)
 
+    def _expected_s(self, endpoint: Endpoint) -> float:
+        """From its sending until its prompt is computed, and what waited before that."""
+        decision, speed = self.decision, endpoint.speed
+        if decision.prefill is not None and decision.prefill.is_split:
+            hops = decision.prefill.split
+            return (hops.wait_ms + hops.prefill_ms + hops.transfer_ms) / 1e3
+        waits = Load(
+            pending_prefill_tokens=decision.queued_tokens, pending_attended_tokens=decision.queued_attended_tokens
+        )
+        return (speed.pending_ms(waits) + speed.prefill_ms(self.request.tokens, decision.cached_tokens)) / 1e3
+
     def _under_way_tokens(self) -> int:
         endpoint = self._placement.pool.by_address.get(self.address)
         return 0 if endpoint is None else endpoint.prefills.under_way_tokens()
@@ -423,7 +460,7 @@ class InFlight:
 
     def _drop_hop(self, now_s: float) -> None:
         if self.hop is not None:
-            self.hop.failed(now_s, blames=False)
+            self.hop.failed(now_s, blames="nobody")
             self.hop = None
 
     def _learn_transfer(self, address: str, seen: Observation) -> None:

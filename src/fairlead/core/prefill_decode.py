@@ -99,7 +99,7 @@ def prefillers(
         if (subset is None or e.address in subset)
         and (e.model == name or not e.identity.models or name in e.identity.models)
     ]
-    healthy = [e for e in able if e.health.healthy and e.address not in draining]
+    healthy = [e for e in able if e.health.healthy and not e.hops.is_out and e.address not in draining]
     return healthy or [e for e in able if not e.spec.answers_alone and (e.health.healthy or e.health.only_warms_in)]
 
 

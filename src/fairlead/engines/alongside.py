@@ -19,6 +19,7 @@ from fairlead.access import PLAIN, Access
 from fairlead.addresses import host_and_port
 from fairlead.api.edits import with_values
 from fairlead.api.spans import Span
+from fairlead.core.hop import Blame
 from fairlead.engines.ask import UnansweredError, ask_once
 
 MOST_S: Final = 300.0  # for which SGLang's servers wait for each other
@@ -52,8 +53,8 @@ class Waiting(Protocol):
 
     def prefill_came(self, now_s: float) -> None: ...
 
-    def prefill_lost(self, now_s: float, *, blames: bool) -> None:
-        """`blames`: the server that was to compute it is at fault."""
+    def prefill_lost(self, now_s: float, *, blames: Blame) -> None:
+        """`blames`: who is at fault."""
         ...
 
 

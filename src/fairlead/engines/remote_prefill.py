@@ -18,6 +18,7 @@ import msgspec
 from fairlead.access import PLAIN, Access
 from fairlead.api.one_token import of_one_token, spans_to_split
 from fairlead.core.histogram import DURATION_SECONDS, Histogram
+from fairlead.core.hop import Blame
 from fairlead.engines.alongside import Meeting, Prefill, Waiting, abort
 from fairlead.engines.ask import UnansweredError, ask_once
 from fairlead.engines.kv_transfer import Connector, Exported, Party, TransferError
@@ -28,6 +29,7 @@ from fairlead.engines.one_token_answer import OneTokenAnswer
 _MOST_BYTES: Final = 8 << 20  # of an answer: NIXL names every block
 _OK: Final = 200
 _LEAST_FAULT: Final = 500
+_BLAMES: Final[Mapping[str, Blame]] = {"refused": "nobody", "too_large": "nobody", "status": "either"}
 _CONNECTORS: Final[Mapping[str, Connector]] = {"mooncake": Mooncake(), "nixl": Nixl()}
 
 Header = tuple[bytes, bytes]
@@ -42,9 +44,9 @@ class Prefilled(msgspec.Struct, frozen=True):
 
 
 class NotPrefilledError(Exception):
-    """`reason` is one of a fixed set, for counting; `blames`: the engine is at fault."""
+    """`reason` is one of a fixed set, for counting; `blames`: who is at fault."""
 
-    def __init__(self, reason: str, *, blames: bool) -> None:
+    def __init__(self, reason: str, *, blames: Blame) -> None:
         super().__init__(reason)
         self.reason = reason
         self.blames = blames
@@ -75,7 +77,7 @@ class RemotePrefills:
         if not bootstrap or spans is None:
             reason = "one_engine" if bootstrap else "connector"
             self.failed[reason] += 1
-            raise NotPrefilledError(reason, blames=False)
+            raise NotPrefilledError(reason, blames="nobody")
         meeting = Meeting.at(bootstrap)
         access = self.accesses.get(address, PLAIN)
         prefill = Prefill(address, access, path, meeting.for_prefill(body, spans), headers, within_s)
@@ -109,7 +111,7 @@ class RemotePrefills:
         self.failed[reason] += 1
         if waiting.is_over:
             return
-        waiting.prefill_lost(now_s, blames=reason not in ("refused", "too_large"))
+        waiting.prefill_lost(now_s, blames=_BLAMES.get(reason, "engine"))
         await abort(waiting, self.accesses, asked.rid)
 
     async def compute(
@@ -132,8 +134,8 @@ class RemotePrefills:
         connector, source = _CONNECTORS.get(name), Party(address, self.bootstraps.get(address, ""))
         spans = spans_to_split(body)
         if connector is None or spans is None:
-            raise NotPrefilledError("connector" if connector is None else "one_engine", blames=False)
-        transfer_id = uuid4().hex
+            raise NotPrefilledError("connector" if connector is None else "one_engine", blames="nobody")
+        transfer_id, exported = uuid4().hex, None
         try:
             discovered = await connector.discover(source)
             asked = of_one_token(body, spans, msgspec.json.encode(connector.to_export(transfer_id)))
@@ -141,7 +143,10 @@ class RemotePrefills:
             exported = Exported(completion.cached_tokens, completion.kv_transfer_params)
             parameters = connector.to_import(transfer_id, source, discovered, exported)
         except TransferError as error:
-            raise NotPrefilledError(f"{error.stage}_{error.reason}", blames=error.stage == "discover") from None
+            blames: Blame = "engine" if error.stage == "discover" else "connection"
+            if exported is not None and exported.kv_transfer_params is not None:
+                blames = "nobody"  # it has the connector, and nothing to pass on of this prompt, as of a short one
+            raise NotPrefilledError(f"{error.stage}_{error.reason}", blames=blames) from None
         return Prefilled(msgspec.json.encode(parameters), completion.usage.prompt_tokens, completion.cached_tokens)
 
 
@@ -151,13 +156,13 @@ async def _ask(
     try:
         answer = await ask_once(address, path, within_s, _MOST_BYTES, post=body, headers=headers, access=access)
     except UnansweredError as error:
-        raise NotPrefilledError(error.reason, blames=error.reason != "too_large") from None
+        raise NotPrefilledError(error.reason, blames=_BLAMES.get(error.reason, "engine")) from None
     if answer.status != _OK:
-        raise NotPrefilledError("status", blames=answer.status >= _LEAST_FAULT)
+        raise NotPrefilledError("status", blames="either" if answer.status >= _LEAST_FAULT else "nobody")
     try:
         completion = msgspec.json.decode(answer.body, type=OneTokenAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise NotPrefilledError("foreign", blames=False) from None
+        raise NotPrefilledError("foreign", blames="connection") from None
     if not completion.is_of_one_token:
-        raise NotPrefilledError("finish_reason", blames=False)
+        raise NotPrefilledError("finish_reason", blames="connection")
     return completion

@@ -73,6 +73,7 @@ class Watch:
         self._identified = -1  # the generation for which `endpoint.identity` was read
         self._listed_s = 0.0  # when its models were asked last
         self._logged = (endpoint.health.ejections, endpoint.health.returns)
+        self._logged_pauses = endpoint.hops.outs
         self._fault_logged_s: float | None = None
 
     async def run(self) -> None:
@@ -149,7 +150,10 @@ class Watch:
 
     def _log_changes(self) -> None:
         """Log changes of health since the last call, including those made by the request path, which does not log."""
-        health = self.endpoint.health
+        health, hops = self.endpoint.health, self.endpoint.hops
+        if hops.outs != self._logged_pauses:
+            self._logged_pauses = hops.outs
+            log.warning("engine is asked for no prompts: they came to nothing", endpoint=self.endpoint.address)
         logged, self._logged = self._logged, (health.ejections, health.returns)
         if self._logged == logged:
             return

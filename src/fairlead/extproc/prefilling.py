@@ -52,7 +52,7 @@ async def prefilled(exchange: Exchange, picked: Pick, body: Body, *, end_of_stre
     except Exception:  # an internal error; the body was read, so that it may be passed on is known
         error_type = "fault"
         exchange.report_fault()
-        in_flight.prefill_failed(services.clock_s(), blames=False)
+        in_flight.prefill_failed(services.clock_s(), blames="nobody")
     if exchange.trace is not None:
         exchange.trace.add(_part(hop.address, began_s, services.clock_s(), error_type))
     if exchange.request_phase != "reading":

@@ -31,6 +31,7 @@ export function troubleOf(e) {
   const found = [];
   const [kind, state] = stateOf(e);
   if (kind !== "good") found.push([kind === "bad" ? 4 : 3, state]);
+  if (!e.takes_prompts) found.push([2, "the prompts that it computes for others come to nothing"]);
   const answers = Object.values(e.requests).reduce((sum, each) => sum + each, 0);
   const failed = e.requests.server_error ?? 0;
   if (failed >= LEAST_FAILED && failed > FAILING_SHARE * answers) found.push([2, `${percent(failed / answers)} of its answers since the start are 5xx`]);
