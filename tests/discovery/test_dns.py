@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from random import Random
 from typing import Any
 
 import dns.rcode
@@ -12,7 +13,7 @@ import pytest
 
 from fairlead.discovery import DiscoveredEndpoint, SourceStatus
 from fairlead.discovery import dns as source
-from fairlead.discovery.dns import DnsSource
+from fairlead.discovery.dns import DnsSource, Parts
 from tests.discovery.dns_server import DnsServer
 from tests.waiting import WITHIN_S, until
 
@@ -102,6 +103,43 @@ async def test_while_the_server_fails_the_last_set_stays(server: DnsServer) -> N
         server.set(NAME, A=["10.0.0.2"])
         assert not coming.done()
     assert await coming == ["10.0.0.2:8000"]
+
+
+ALL = [f"10.0.0.{number}" for number in range(1, 9)]
+
+
+async def test_answers_that_name_some_of_the_engines_each_time_list_all_that_were_named_lately(
+    server: DnsServer,
+) -> None:
+    """Consul answers with three at random, Route 53 and Cloud Map with eight."""
+    rng, engines, sizes = Random(1), follow(server), []
+    for _ in range(100):
+        server.set(NAME, A=rng.sample(ALL, 3))
+        sizes.append(len(await engines.next()))
+    assert sizes[0] == 3
+    assert set(sizes[20:]) == {len(ALL)}
+    gone = ALL[0]
+    for _ in range(source._KEPT_ANSWERS + 1):
+        server.set(NAME, A=rng.sample(ALL[1:], 3))
+        found = await engines.next()
+    assert found == [f"{ip}:8000" for ip in ALL if ip != gone]
+
+
+async def test_an_engine_that_is_back_after_a_while_does_not_keep_those_that_are_gone(server: DnsServer) -> None:
+    engines = follow(server)
+    for listed in (["10.0.0.1", "10.0.0.2"], ["10.0.0.2"], ["10.0.0.1", "10.0.0.2"], ["10.0.0.1"]):
+        server.set(NAME, A=listed)
+        assert await engines.next() == [f"{ip}:8000" for ip in listed]
+
+
+def test_what_answers_have_named_is_bounded() -> None:
+    parts = Parts()
+    for number in range(50):
+        found = parts.whole(
+            [f"10.{number}.{i // 256}.{i % 256}:1" for i in range(1000)] + ["10.0.0.1:1"] * (number % 2)
+        )
+    assert len(parts._missed) <= source._MOST_KEPT
+    assert found[0] == "10.0.0.1:1"
 
 
 async def test_more_addresses_than_a_datagram_holds_are_all_found(server: DnsServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -381,7 +382,7 @@ async def test_a_name_that_gets_another_address_is_followed(world: World, monkey
     monkeypatch.setattr(in_force, "_NAMES_S", 0.02)
     where = {"vllm-0:1": "127.0.0.2:1"}
 
-    def look_up(address: str, _: str) -> str:
+    def look_up(address: str, *_: str) -> str:
         if address not in where:
             raise UserError(f"{address} does not resolve")
         return where[address]
@@ -396,6 +397,30 @@ async def test_a_name_that_gets_another_address_is_followed(world: World, monkey
         del where["vllm-0:1"]
         await until(lambda: any("last address stays" in each["event"] for each in logs))
     assert world.pool() == {"127.0.0.3:1": "llama"}
+
+
+async def test_a_name_of_several_addresses_keeps_its_engine_in_whatever_order_they_come(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_force, "_NAMES_S", 0.02)
+    ips, looks = ["127.0.0.2", "127.0.0.3"], 0
+    own = socket.getaddrinfo
+
+    def look_up(host: str, port: int, **more: Any) -> Any:
+        nonlocal looks
+        if host != "vllm":
+            return own(host, port, **more)
+        looks += 1
+        ips.reverse()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in ips]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    path = world.file.write(pool={"endpoints": [{"address": "vllm:1", "model": "llama"}]})
+    world.sidecar = await world.stack.enter_async_context(Sidecar(path))
+    (first,) = world.pool()
+    with capture_logs() as logs:
+        await until(lambda: looks > 6)
+    assert (list(world.pool()), [each for each in logs if "other addresses" in each["event"]]) == ([first], [])
 
 
 async def test_the_last_engines_of_a_model_stay_until_those_listed_instead_have_served(world: World) -> None:

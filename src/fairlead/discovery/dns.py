@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ import dns.exception
 import dns.rdatatype
 import dns.resolver
 import msgspec
+import structlog
 
 from fairlead.addresses import host_and_port
 from fairlead.discovery.source import DiscoveredEndpoint, EndpointSet, SourceStatus, UnusableError
@@ -28,12 +30,43 @@ _LOOKUP_S: Final = 5.0
 _FIRST_PAUSE_S: Final = 0.5  # after a failure
 _LONGEST_PAUSE_S: Final = 10.0
 _BELIEVED: Final = 3  # answers in a row that there is no engine, before the last ones are given up
+_RETURNS: Final = 2  # of addresses that were missing, before answers count as parts of the whole
+_KEPT_ANSWERS: Final = 60  # for which an address that is missing counts as there then: of 3 out of 20, 1 in 17,000 is
+_MOST_KEPT: Final = 10_000
 _ADDRESSES: Final = (dns.rdatatype.A, dns.rdatatype.AAAA)
+
+log = structlog.get_logger("fairlead")
 
 
 class _Found(NamedTuple):
     addresses: tuple[str, ...]  # ip:port, in a fixed order: servers rotate theirs
     ttl_s: float
+
+
+class Parts:
+    """Answers that name only some of the engines, each time others: as of Consul, Route 53 and Cloud Map.
+
+    An address that is named no more leaves at once, until some have come back: then those stay that were named lately,
+    as each that leaves is forgotten with all that it has cached and learned.
+    """
+
+    def __init__(self) -> None:
+        self._missed: dict[str, int] = {}  # answers in a row that did not name it, by address
+        self._returned: deque[int] = deque(maxlen=_RETURNS)  # the answers that named one again
+        self._answers = 0
+
+    @property
+    def are_parts(self) -> bool:
+        return len(self._returned) == _RETURNS and self._answers - self._returned[0] <= _KEPT_ANSWERS
+
+    def whole(self, named: Sequence[str]) -> tuple[str, ...]:
+        """What an answer that names these lists, in a fixed order."""
+        self._answers += 1
+        missed = {address: 1 + count for address, count in self._missed.items() if count < _KEPT_ANSWERS}
+        self._returned += [self._answers for address in named if missed.pop(address, 1) > 1]
+        lately = sorted(missed, key=lambda address: (missed[address], address))[: max(0, _MOST_KEPT - len(named))]
+        self._missed = dict.fromkeys(named, 0) | {address: missed[address] for address in lately}
+        return tuple(sorted(self._missed)) if self.are_parts else tuple(named)
 
 
 class DnsSource:
@@ -48,6 +81,7 @@ class DnsSource:
         self._port = port
         self._like = like
         self._servers = servers
+        self._parts = Parts()
         self._had: set[tuple[str, dns.rdatatype.RdataType]] = set()  # families of hosts that have had addresses
 
     async def sets(self, status: SourceStatus) -> AsyncIterator[EndpointSet]:
@@ -64,7 +98,11 @@ class DnsSource:
             pause_s = _FIRST_PAUSE_S
             empty = 0 if found.addresses else empty + 1
             if found.addresses or not status.endpoints or empty >= _BELIEVED:
-                yield tuple(_at(self._like, address) for address in found.addresses)
+                were_parts = self._parts.are_parts
+                addresses = self._parts.whole(found.addresses)
+                if self._parts.are_parts and not were_parts:
+                    log.info("its answers name some engines each time: those named lately stay", source=self.name)
+                yield tuple(_at(self._like, address) for address in addresses)
                 await _sleep(min(max(found.ttl_s, LEAST_TTL_S), LONGEST_TTL_S))
             else:
                 status.failed(f"{self._host} has no records now; asked {empty} of {_BELIEVED} times")

@@ -105,7 +105,7 @@ class InForce:
             if not has_names(config):
                 continue
             try:
-                addresses = await asyncio.to_thread(resolved, config)
+                addresses = await asyncio.to_thread(resolved, config, self._addresses_of(config))
             except UserError as error:  # the last addresses stay
                 if str(error) != failing:
                     failing = str(error)

@@ -52,7 +52,7 @@ def make_pool(
     capabilities = _capabilities(config, folder, files, mistakes)
     of_adapters = _capabilities_of_adapters(config, folder, files, mistakes)
     if addresses is None:
-        addresses = _addresses(config, mistakes)
+        addresses = _addresses(config, mistakes, [e.address for e in current.endpoints] if current is not None else ())
     if mistakes:
         raise ConfigError("\n".join(str(config.located(mistake)) for mistake in mistakes))
     specs = []
@@ -176,16 +176,20 @@ def _kept(known: Endpoint | None, spec: EndpointSpec) -> Endpoint:
     return known
 
 
-def resolve(address: str, where: str) -> str:
-    """`address` with its host as an IP address: Envoy knows its upstream hosts by nothing else."""
+def resolve(address: str, where: str, before: str = "") -> str:
+    """`address` with its host as an IP address: Envoy knows its upstream hosts by nothing else.
+
+    It stays the one `before` while the name has that, too: servers list theirs in another order each time.
+    """
     host, port = host_and_port(address)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is too long
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(f'{where}: the host name "{host}" does not resolve ({reason}); write an IP address') from None
-    ip = str(found[4][0])
-    return f"[{ip}]:{port}" if found[0] == socket.AF_INET6 else f"{ip}:{port}"
+    ips = [(family, str(at[0])) for family, _, _, _, at in found]
+    addresses = [f"[{ip}]:{port}" if family == socket.AF_INET6 else f"{ip}:{port}" for family, ip in ips]
+    return before if before in addresses else addresses[0]
 
 
 def has_names(config: Config) -> bool:
@@ -193,22 +197,25 @@ def has_names(config: Config) -> bool:
     return any(not is_ip(host_and_port(endpoint.address)[0]) for endpoint in config.pool.endpoints)
 
 
-def resolved(config: Config) -> list[str]:
-    """The present addresses of `config.pool.endpoints`. Blocks. Raises UserError for a name that does not resolve."""
+def resolved(config: Config, before: Sequence[str]) -> list[str]:
+    """The present addresses of `config.pool.endpoints`; `before` are those in force. Blocks.
+
+    Raises UserError for a name that does not resolve.
+    """
     mistakes: list[UserError] = []
-    addresses = _addresses(config, mistakes)
+    addresses = _addresses(config, mistakes, before)
     if mistakes:
         raise mistakes[0]
     return addresses
 
 
-def _addresses(config: Config, mistakes: list[UserError]) -> list[str]:
-    """Resolved addresses in the order of the endpoints; mistakes are added to `mistakes`."""
+def _addresses(config: Config, mistakes: list[UserError], before: Sequence[str]) -> list[str]:
+    """Resolved addresses in the order of the endpoints, as are those `before`; mistakes are added to `mistakes`."""
     first_with: dict[str, int] = {}
     for index, configured in enumerate(config.pool.endpoints):
         where = f"pool.endpoints[{index}].address"
         try:
-            address = resolve(configured.address, where)
+            address = resolve(configured.address, where, before[index] if index < len(before) else "")
         except UserError as error:
             mistakes.append(error)
             continue
