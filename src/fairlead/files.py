@@ -22,12 +22,12 @@ def stamp_of(path: Path) -> Stamp | None:
     return stat.st_mtime_ns, stat.st_size, stat.st_ino, stat.st_mode, stat.st_uid, stat.st_gid
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically: a sidecar may be reading it."""
+def replace_file(path: Path, *parts: bytes) -> None:
+    """Replace a file, by these parts of one, atomically: a sidecar may be reading it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:

@@ -10,7 +10,7 @@ import pytest
 
 from fairlead.core.answer_times import EQUAL, Line, Ratios, Work
 from fairlead.core.endpoint import Speed
-from fairlead.core.learned_state import LearnedState, restore, snapshot
+from fairlead.core.learned_state import LearnedState, pieces, restore
 from fairlead.core.learned_times import LEAST_SAMPLES
 from fairlead.core.learning import Learner
 from fairlead.core.observation import Observation
@@ -96,7 +96,7 @@ def test_the_difference_survives_a_restart() -> None:
         learner.observe(answer("a:1", rng), pool)
         learner.observe(answer("b:1", rng, SLOWER), pool)
     learner.settle(pool)
-    written = msgspec.json.encode(snapshot(learner, now_s=0.0, unix_s=0.0))
+    written = b"".join(pieces(learner, now_s=0.0, unix_s=0.0))
     restore(msgspec.json.decode(written, type=LearnedState), Learner(), again, now_s=0.0, unix_s=0.0)
     assert (speed(again, "a:1"), speed(again, "b:1")) == (about(0.2, 10.0), about(0.6, 5.0))
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fairlead.api.usage import MOST_TOKENS
-from fairlead.core.learned_state import LearnedState, restore, snapshot
+from fairlead.core.learned_state import LearnedState, pieces, restore
 from fairlead.core.learning import Learner
 from fairlead.core.pool import Pool
 from tests.core.test_learning import PROSE, learn, of_all_lengths, seen
@@ -18,7 +18,7 @@ def new_pool() -> Pool:
 
 
 def through_a_file(learner: Learner, *, now_s: float = 100.0, unix_s: float = 5000.0) -> LearnedState:
-    written = msgspec.json.encode(snapshot(learner, now_s=now_s, unix_s=unix_s))
+    written = b"".join(pieces(learner, now_s=now_s, unix_s=unix_s))
     return msgspec.json.decode(written, type=LearnedState)
 
 
@@ -42,7 +42,8 @@ def test_how_prefill_grows_is_kept() -> None:
 
 def test_a_file_of_before_there_was_growth_is_read() -> None:
     learner, pool = Learner(), new_pool()
-    written = msgspec.to_builtins(snapshot(learn(new_pool(), *[seen()] * 10), now_s=100.0, unix_s=5000.0))
+    learned = learn(new_pool(), *[seen()] * 10)
+    written = msgspec.json.decode(b"".join(pieces(learned, now_s=100.0, unix_s=5000.0)))
     del written["models"]["m"]["prefill_growth"]
     written["models"]["m"]["works"] = [work[:9] for work in written["models"]["m"]["works"]]
     restore(msgspec.convert(written, LearnedState), learner, pool, now_s=0.0, unix_s=5000.0)
@@ -76,3 +77,14 @@ def test_an_engine_of_another_model_than_before_starts_anew() -> None:
     learner, pool = Learner(), Pool([make_endpoint("a:1", "other")], {})
     restore(through_a_file(learn(new_pool(), *[seen()] * 10)), learner, pool, now_s=0.0, unix_s=5000.0)
     assert pool.endpoints[0].speed.prefill_ms_per_token == 0.1
+
+
+def test_an_engine_is_a_part_of_its_own_so_that_no_part_takes_long() -> None:
+    pool = Pool([make_endpoint(f"a:{number}", f'"engines":[{number % 3}') for number in range(50)], {})
+    learned = learn(pool, *[seen(address=e.address, model=e.model) for e in pool.endpoints for _ in range(3)])
+    parts = list(pieces(learned, now_s=1.0, unix_s=2.0, draining={"a:2", "a:1"}))
+    assert len(parts) == 50 + 3 + 3 + 4
+    state = msgspec.json.decode(b"".join(parts), type=LearnedState)
+    assert [each.address for each in state.engines] == [e.address for e in pool.endpoints]
+    assert set(state.models) == set(state.tokens) == set(pool.models)
+    assert (state.clock_s, state.saved_at, state.draining) == (1.0, 2.0, ["a:1", "a:2"])

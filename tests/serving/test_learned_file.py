@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 from structlog.testing import capture_logs
@@ -10,7 +12,7 @@ from fairlead.core.answer_times import Work
 from fairlead.core.learned_state import VERSION, EngineState
 from fairlead.core.learned_times import WINDOW
 from fairlead.discovery.file import _MOST_ENDPOINTS
-from fairlead.serving.learned_file import MOST_BYTES
+from fairlead.serving.learned_file import MOST_BYTES, LearnedFile
 from fairlead.serving.sidecar import Sidecar
 from tests.core.test_learning import seen
 from tests.serving.world import ConfigFile
@@ -80,6 +82,30 @@ def test_of_the_most_engines_that_are_followed_all_samples_fit_into_the_file() -
     address, model = "[fd00:1234:5678:9abc:def0:1234:5678:9abc]:65535", "meta-llama/Llama-3.1-8B-Instruct"
     engine = EngineState(address, model, True, [work] * 32, [work] * 32, [123456.12345678901] * WINDOW)
     assert _MOST_ENDPOINTS * len(msgspec.json.encode(engine)) < MOST_BYTES
+
+
+async def test_requests_are_served_while_the_file_of_many_engines_is_made(file: ConfigFile) -> None:
+    async with Sidecar(file.write(observe={"state": "kept/learned.json"})) as sidecar:
+        learner, recorder = sidecar.services.learner, sidecar.services.recorder
+        learner.observe(seen(address="127.0.0.1:1", model="small"), sidecar.services.router.pool)
+        (known,) = learner.engines.values()
+        known.prefill.samples.extend(64 * [Work(*[123456.12345678901] * 11)])
+        learner.engines |= {(f"10.0.{number}.1:1", "small"): known for number in range(300)}
+        recorder.observations += 1
+        learned = LearnedFile(sidecar.services, file.folder)
+        saving, turns = asyncio.ensure_future(learned.save()), 0
+        while not saving.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > 5
+        assert len(msgspec.json.decode((file.folder / "kept" / "learned.json").read_bytes())["engines"]) == 301
+
+        recorder.observations += 1
+        saving = asyncio.ensure_future(learned.save(pause_s=60.0))
+        await asyncio.sleep(0)
+        saving.cancel()
+        await asyncio.wait([saving])
+        assert learned._saved_answers < recorder.observations, "what was interrupted is not saved"
 
 
 async def test_a_restarted_sidecar_still_drains(file: ConfigFile) -> None:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import structlog
 
-from fairlead.core.learned_state import LearnedState, restore, snapshot
+from fairlead.core.learned_state import LearnedState, pieces, restore
 from fairlead.extproc.services import Services
 from fairlead.files import replace_file
 
 SAVE_S: Final = 60.0
 _DRAINS_S: Final = 0.5
+_AT_ONCE_S: Final = 0.001  # of encoding, which keeps requests waiting: in a thread it would hold the interpreter, too
+_PAUSE_S: Final = 0.01  # after it: 1,000 engines take a second and a half, 10,000 a quarter of a minute
 MOST_BYTES: Final = 256 << 20  # all samples of the 10,000 engines that may be listed have some 140 MB
 _NOT_USED: Final = "what was learned before is not used; all is learned again"
 
@@ -82,25 +85,30 @@ class LearnedFile:
             now_s = self._services.clock_s()
             if now_s - saved_s >= SAVE_S or self._services.router.planner.draining != self._saved_draining:
                 saved_s = now_s
-                await self.save()
+                await self.save(_PAUSE_S)
 
-    async def save(self) -> None:
-        """Write the file if there is anything new; the event loop only copies lists."""
+    async def save(self, pause_s: float = 0.0) -> None:
+        """Write the file if there is anything new, with pauses in which requests are served."""
         path, services = self.path, self._services
         answers, draining = services.recorder.observations, set(services.router.planner.draining)
         if path is None or (answers == self._saved_answers and draining == self._saved_draining):
             return
         if self._awaits_pool is not None:  # the file still says more than this sidecar
             return
-        self._saved_answers, self._saved_draining = answers, draining
-        state = snapshot(services.learner, now_s=services.clock_s(), unix_s=time.time())
-        state = msgspec.structs.replace(state, draining=sorted(draining))
+        parts: list[bytes] = []
+        began_s = time.perf_counter()
+        for part in pieces(services.learner, now_s=services.clock_s(), unix_s=time.time(), draining=draining):
+            parts.append(part)
+            if time.perf_counter() - began_s >= _AT_ONCE_S:
+                await asyncio.sleep(pause_s)
+                began_s = time.perf_counter()
         try:
-            await asyncio.to_thread(_write, path, state)
+            await asyncio.to_thread(_write, path, parts)
         except OSError as error:
             log.warning("what was learned cannot be saved", file=str(path), reason=error.strerror or str(error))
+        self._saved_answers, self._saved_draining = answers, draining  # not where it was interrupted
 
 
-def _write(path: Path, state: LearnedState) -> None:
+def _write(path: Path, parts: Sequence[bytes]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, msgspec.json.encode(state))
+    replace_file(path, *parts)
