@@ -80,6 +80,35 @@ def test_of_an_observed_answer_it_hears_the_first_token_and_the_usage() -> None:
     assert [outcome for _, outcome in heard.outcomes] == [Outcome(200, 1000.0, 250.0, 9, 4, 2)]
 
 
+def observed_over(clock: Clock, talk: Conversation, now_s: float) -> None:
+    talk.say(request_headers(), request_body(chat()), streamed_headers())
+    clock.now_s = now_s
+    talk.say(response_body(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'))
+    talk.say(response_body(b'data: {"choices":[],"usage":' + USAGE + b"}\n\ndata: [DONE]\n\n", end=True))
+
+
+@pytest.mark.parametrize("looked_since", [False, True])
+def test_an_answer_over_which_the_sidecar_was_suspended_teaches_nothing(looked_since: bool) -> None:
+    talk, heard, clock = conversation(messages_per_second=100.0)
+    services = talk.services
+    services.stalls.look(0.0)
+    if looked_since:
+        services.stalls.look(60.0)
+    observed_over(clock, talk, 60.25)
+    assert services.recorder.observations == 0
+    assert services.learner.engines == {}
+    assert [outcome.first_token_ms for _, outcome in heard.outcomes] == [None]
+
+
+def test_an_answer_over_which_its_engine_was_away_teaches_nothing() -> None:
+    talk, _, clock = conversation(messages_per_second=100.0)
+    for endpoint in talk.services.router.pool.endpoints:
+        endpoint.probed(False, 30.0, 1)
+        endpoint.probed(True, 60.0, 1)
+    observed_over(clock, talk, 60.25)
+    assert talk.services.recorder.observations == 0
+
+
 def test_what_a_stream_says_before_the_engine_has_computed_anything_is_no_first_token() -> None:
     """As vLLM does with the Responses API."""
     talk, heard, clock = conversation(messages_per_second=100.0)

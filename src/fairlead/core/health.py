@@ -8,6 +8,7 @@ Whoever knows that an engine may get nothing new for another reason, however wel
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 from fairlead.core.streak import Streak
@@ -33,6 +34,7 @@ class Health:
         "_probe_failures",
         "_was_well",
         "answers",
+        "away_s",
         "ejections",
         "healthy",
         "requests",
@@ -43,6 +45,7 @@ class Health:
     def __init__(self) -> None:
         self.healthy = True  # read for every candidate of every decision, so it is kept rather than derived
         self.answers = True  # by the probes
+        self.away_s = -inf  # when they last went unanswered, while it was not there
         self.ejections = 0
         self.returns = 0
         self.withheld: frozenset[str] = frozenset()  # why it gets nothing new though it may be well
@@ -80,7 +83,7 @@ class Health:
         if not answered:
             self._probe_failures += 1
             if self._probe_failures >= failures_to_eject:
-                self.answers = False
+                self.answers, self.away_s = False, now_s
         else:
             if not self.answers:  # it was gone: earlier failures were of the process before its restart
                 self.requests.clear()

@@ -328,6 +328,12 @@ class InFlight:
         """Its prompt is computed, though its first token was not seen."""
         self._ticket.prefilled()
 
+    @property
+    def engine_was_away(self) -> bool:
+        """Its engine answered no probes for a while since it was sent: what it took then is not the engine's pace."""
+        endpoint = self._placement.pool.by_address.get(self.address)
+        return endpoint is not None and endpoint.health.away_s >= self.sent_s
+
     def observation(self, usage: Usage, now_s: float, *, streamed: bool, first_tokens: int = 1) -> Observation:
         """What an answer that was observed in full shows, at its end and before `ended`.
 

@@ -206,6 +206,7 @@ class Exchange:
         """What was seen of the answer so far says nothing of the engine."""
         if self.observed is not None:
             self.observed.cut()
+            self.seen_events = self.observed.events
             self.observed = None
 
     def give_way(self) -> None:

@@ -104,8 +104,10 @@ async def _with_its_place(exchange: Exchange, hop: Hop, sent: bytes) -> bytes:
     done = await services.prefills.compute(
         hop.address, hop.connector, exchange.path, sent, _headers(exchange), within_s
     )
-    seen = hop.observation(done.prompt_tokens, done.cached_tokens, services.clock_s())
-    services.learner.observe(seen, services.router.pool)
+    now_s = services.clock_s()
+    if not services.stalls.any_since(exchange.started_s, now_s):
+        seen = hop.observation(done.prompt_tokens, done.cached_tokens, now_s)
+        services.learner.observe(seen, services.router.pool)
     spans = object_spans(sent)
     assert spans is not None  # they were found for the prefill
     return with_values(sent, spans, {PARAMETERS: done.parameters})

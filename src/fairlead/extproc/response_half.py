@@ -149,7 +149,9 @@ def _observe(exchange: Exchange, observed: ObservedAnswer, part: bytes, *, has_e
     services, now_s = exchange.services, exchange.services.clock_s()
     try:
         observed.part(part, now_s)
-        if has_ended:
+        if has_ended and _stood_still(exchange, now_s):
+            exchange.stop_observing()
+        elif has_ended:
             exchange.observed, exchange.seen_events = None, observed.events
             exchange.seen = seen = observed.ended(now_s)
             services.learner.observe(seen, services.router.pool)
@@ -160,6 +162,14 @@ def _observe(exchange: Exchange, observed: ObservedAnswer, part: bytes, *, has_e
         observed.cut()
         exchange.observed = None
         exchange.report_fault()
+
+
+def _stood_still(exchange: Exchange, now_s: float) -> bool:
+    """Whether this process or the engine did, for a while since the request was sent."""
+    in_flight = exchange.in_flight
+    if in_flight is None:
+        return False
+    return in_flight.engine_was_away or exchange.services.stalls.any_since(in_flight.sent_s, now_s)
 
 
 def _judge(exchange: Exchange, body: bytes) -> Replies:

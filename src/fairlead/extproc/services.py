@@ -21,6 +21,7 @@ from fairlead.core.histogram import DELAY_SECONDS, Histogram
 from fairlead.core.learning import Learner
 from fairlead.core.router import Router
 from fairlead.core.splits import NO_REWRITES, Rewrites
+from fairlead.core.stalls import Stalls
 from fairlead.core.task_rules import NO_TASKS, TaskRules
 from fairlead.decision_log.log import DecisionLog, NoLog
 from fairlead.discovery import Discovery
@@ -82,6 +83,7 @@ class Services:
     reader: BodyReader | None = None  # of long bodies, in processes of its own; None: they are read here, others wait
     held: HeldBytes = field(default_factory=HeldBytes)
     edge: Callable[[], EdgeStatistics] | None = None  # None: the edge that runs keeps none
+    stalls: Stalls = field(default_factory=Stalls)
     loop_delays_s: Histogram = field(default_factory=lambda: Histogram(DELAY_SECONDS))
     state: Literal["starting", "ready", "draining"] = "starting"
     started: float = field(default_factory=time.time)  # Unix time, seconds

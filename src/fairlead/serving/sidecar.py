@@ -85,7 +85,7 @@ class Sidecar:
             reader.start()
         self._alongside("faults", report_faults(services))
         self._alongside("upkeep", tend(services))
-        self._alongside("loop delay", watch_loop(services.loop_delays_s))
+        self._alongside("loop delay", watch_loop(services.loop_delays_s, services.stalls, services.clock_s))
         await services.cascades.escalation.open()
         self._at_end("cascades", services.cascades.escalation.close)
         await self.in_force.apply(config)
