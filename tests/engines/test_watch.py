@@ -24,7 +24,7 @@ from fairlead.engines import watch
 from fairlead.engines.ask import connect_ms
 from fairlead.engines.metrics_text import MOST_BYTES
 from fairlead.engines.observer import Observers
-from fairlead.engines.watch import WatchCounts
+from fairlead.engines.watch import Watch, WatchCounts
 from fairlead.policies import build_policy
 from fairlead.tools.simulate.server import EngineOptions, running_engine
 from tests.core.world import make_endpoint
@@ -163,6 +163,25 @@ async def test_a_new_start_time_is_a_restart_and_the_engine_is_asked_again_what_
         engine.metrics = engine.metrics.replace(b"100", b"200")
         await until(lambda: endpoint.generation == 1 and endpoint.identity.version == "0.33.0")
         assert counts(observers, endpoint).restarts == 1
+
+
+async def test_several_engines_behind_one_address_are_told_of_once_and_do_not_restart_all_the_time(
+    engine: FakeEngine, endpoint: Endpoint
+) -> None:
+    with capture_logs() as logs:
+        async with watching([endpoint]) as observers:
+            for number, start_s in enumerate([100, 200] * 4):
+                engine.metrics = b"vllm:num_requests_running %d\nprocess_start_time_seconds %d\n" % (number, start_s)
+                await until(lambda wanted=number: endpoint.report.running_requests == wanted)  # type: ignore[misc]
+            assert (endpoint.generation, counts(observers, endpoint).scrape_failures) == (1, {"several": 6})
+    assert [line["endpoint"] for line in logs if "several engines" in line["event"]] == [endpoint.address]
+
+
+def test_a_page_that_takes_long_to_read_is_read_less_often(endpoint: Endpoint) -> None:
+    one = Watch(endpoint, QUICK, time.perf_counter)
+    assert one._metrics_pause_ms() == QUICK.interval_ms
+    one._reading_ms = 100.0
+    assert one._metrics_pause_ms() == pytest.approx(5000.0)
 
 
 async def test_a_counter_that_falls_is_a_restart(engine: FakeEngine, endpoint: Endpoint) -> None:

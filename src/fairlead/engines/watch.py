@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -38,6 +39,11 @@ _MODELS_S: Final = 5.0  # between two questions for models: adapters are loaded 
 _RTTS: Final = 5  # of which the least counts
 _FIRST_RTTS: Final = 3  # measured in a row at first, so that the first value does not depend on one sample
 _LOG_FAULTS_EVERY_S: Final = 60.0
+_MOST_SHARE: Final = 0.02  # of this process's time, for the metrics of one engine: they may have megabytes
+_STARTS: Final = 16  # of processes that are remembered
+_SEVERAL: Final = (
+    "several engines answer at one address, so that neither caches nor restarts can be told; list each at its own"
+)
 
 _HALF: Final = "it does only the prefill or the decoding of a request; start it without --disaggregation-mode"
 
@@ -46,7 +52,7 @@ log = structlog.get_logger("fairlead.engines")
 
 @dataclass(slots=True)
 class WatchCounts:
-    """Since the watch began. Failures are by reason: timeout, connect, protocol, too_large, status, foreign."""
+    """Since the watch began. Failures by reason: timeout, connect, protocol, too_large, status, foreign, several."""
 
     scrapes: int = 0
     scrape_failures: dict[str, int] = field(default_factory=dict)
@@ -67,6 +73,9 @@ class Watch:
         # One for each loop: a hanging request must not delay the other loops.
         access = endpoint.spec.access
         self._for_health, self._for_metrics = (Connection(endpoint.address, access) for _ in range(2))
+        self._starts_s: deque[float] = deque(maxlen=_STARTS)  # of the processes whose pages were read
+        self._told_of_several = False
+        self._reading_ms = 0.0  # what the last page took
         self._rtts_ms: deque[float] = deque(maxlen=_RTTS)
         self._was_seen = False  # it has answered a probe
         self._was_gone = False  # it answers again, but no metrics page has shown yet whether it restarted
@@ -80,7 +89,7 @@ class Watch:
         try:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._repeat(self._check_health, self._health_pause_ms))
-                loops.create_task(self._repeat(self._scrape, lambda: self.observe.interval_ms))
+                loops.create_task(self._repeat(self._scrape, self._metrics_pause_ms))
                 # Not during the first round: the first round trip measured would be our own queue.
                 await asyncio.sleep(random.uniform(_RTT_AFTER_S / 2, _RTT_AFTER_S))
                 loops.create_task(self._repeat(self._measure_rtt, lambda: self.observe.rtt_interval_ms))
@@ -102,6 +111,9 @@ class Watch:
     def _health_pause_ms(self) -> float:
         observe = self.observe
         return min(observe.interval_ms, observe.health_interval_ms) if self._doubtful() else observe.health_interval_ms
+
+    def _metrics_pause_ms(self) -> float:
+        return max(self.observe.interval_ms, self._reading_ms / _MOST_SHARE)
 
     def _doubtful(self) -> bool:
         return self.endpoint.health.doubtful or self._identified != self.endpoint.generation
@@ -209,7 +221,9 @@ class Watch:
         if answer.status != 200:
             self._scrape_failed("status")
             return
+        began_s = time.perf_counter()
         report = read_metrics(answer.body, self._clock_s())
+        self._reading_ms = (time.perf_counter() - began_s) * 1e3
         if report is None:
             self._scrape_failed("foreign")
             return
@@ -217,10 +231,23 @@ class Watch:
 
     def _reported(self, report: EngineReport) -> None:
         endpoint = self.endpoint
+        start_s = report.process_start_s
         if restarted(endpoint.report, report, was_gone=self._was_gone):
-            self._restarted()
+            if start_s is not None and start_s in self._starts_s:
+                self._found_several()
+            else:
+                self._restarted()
+        if start_s is not None and start_s not in self._starts_s:
+            self._starts_s.append(start_s)
         self._was_gone = False
         endpoint.reported(following(endpoint.report, report, self.observe.stale_ms / 1e3))
+
+    def _found_several(self) -> None:
+        """No process comes back: this page is of one that was read before another's."""
+        _count(self.counts.scrape_failures, "several")
+        if not self._told_of_several:
+            self._told_of_several = True
+            log.warning(_SEVERAL, endpoint=self.endpoint.address)
 
     def _scrape_failed(self, reason: str) -> None:
         _count(self.counts.scrape_failures, reason)
