@@ -49,6 +49,8 @@ class Streak:
 
     def clear(self) -> None:
         """It succeeded."""
+        if not self.failures:
+            return
         self.failures = 0
         self._causes.clear()
         self._cool_down_s = FIRST_COOL_DOWN_S
