@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
-from fairlead.core.health import HALF
+from fairlead.core.health import HALF, OTHER_MODEL
 from fairlead.core.in_flight import InFlight
 from fairlead.core.pool import Pool
 from fairlead.core.router import Router
@@ -175,6 +175,52 @@ async def test_several_engines_behind_one_address_are_told_of_once_and_do_not_re
                 await until(lambda wanted=number: endpoint.report.running_requests == wanted)  # type: ignore[misc]
             assert (endpoint.generation, counts(observers, endpoint).scrape_failures) == (1, {"several": 6})
     assert [line["endpoint"] for line in logs if "several engines" in line["event"]] == [endpoint.address]
+
+
+OTHERS = b'{"data":[{"id":"another"}]}'
+
+
+async def test_an_engine_that_answers_404_and_lists_another_model_gets_nothing_until_it_has_its_own(
+    engine: FakeEngine, endpoint: Endpoint
+) -> None:
+    with capture_logs() as logs:
+        async with watching([endpoint]):
+            await until(lambda: endpoint.identity.version)
+            engine.models = OTHERS
+            endpoint.models_are_doubted = True
+            await until(lambda: endpoint.health.withheld == {OTHER_MODEL})
+            assert endpoint.health.last_resort, "where no other is left, its own 404 says more than a 503"
+            engine.models = FakeEngine.models
+            endpoint.models_are_doubted = True
+            await until(lambda: endpoint.health.healthy)
+    assert [line["lists"] for line in logs if "another model" in line["event"]] == ["another"]
+
+
+async def test_it_is_tried_again_after_a_while(
+    engine: FakeEngine, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_MODELS_S", 0.0)
+    engine.models, now_s = OTHERS, 1.0
+    async with watching([endpoint], clock_s=lambda: now_s):
+        endpoint.models_are_doubted = True
+        await until(lambda: endpoint.health.withheld == {OTHER_MODEL})
+        now_s += watch._OTHER_MODEL_S
+        await until(lambda: endpoint.health.healthy)
+
+
+@pytest.mark.parametrize("serves", [True, False])
+async def test_an_engine_that_serves_a_name_which_it_does_not_list_goes_on(
+    engine: FakeEngine, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, serves: bool
+) -> None:
+    """As SGLang does, whatever it is asked for; and a 404 may have been for a path."""
+    monkeypatch.setattr(watch, "_MODELS_S", 0.0)
+    engine.models = OTHERS
+    async with watching([endpoint], clock_s=lambda: 1.0):
+        if serves:
+            endpoint.served_s, endpoint.models_are_doubted = 0.5, True
+        await until(lambda: endpoint.identity.models == ("another",) and not endpoint.models_are_doubted)
+        await until(lambda asked=engine.asked["/v1/models"]: engine.asked["/v1/models"] > asked + 2)  # type: ignore[misc]
+    assert endpoint.health.healthy
 
 
 def test_a_page_that_takes_long_to_read_is_read_less_often(endpoint: Endpoint) -> None:

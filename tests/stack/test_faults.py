@@ -10,6 +10,7 @@ import pytest
 from fairlead.core.health import SILENCE_S
 from fairlead.core.streak import REQUEST_FAILURES_TO_EJECT
 from fairlead.gateway import Mode
+from fairlead.tools.simulate.server import EngineOptions, running_engine
 from tests.stack.conftest import Start, engine
 
 
@@ -164,3 +165,18 @@ async def test_more_requests_at_once_than_envoys_default_limit_all_pass(stack: S
         running.faults.set(None)
     answers = await asyncio.gather(*asking)
     assert {(answer.status, answer.body if answer.status != 200 else b"") for answer in answers} == {(200, b"")}
+
+
+async def test_an_engine_that_is_back_with_another_model_gets_no_more_requests_for_its_own(stack: Start) -> None:
+    pool = await stack(engine("small"), engine("small"))
+    address = pool.engines[1].address
+    await pool.engines[1].stop()
+    async with running_engine(EngineOptions(model="other", port=int(address.rpartition(":")[2]))):
+
+        async def is_left_out() -> bool:
+            await asyncio.gather(*(pool.chat(f"{number} hello", model="small") for number in range(8)))
+            return await pool.metric("fairlead_endpoints_withheld", reason="other_model") == 1
+
+        await pool.until(is_left_out, "it answered 404")
+        answers = await asyncio.gather(*(pool.chat(f"{number} hello", model="small") for number in range(16)))
+        assert {answer.status for answer in answers} == {200}

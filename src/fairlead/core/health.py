@@ -20,8 +20,9 @@ UNKNOWN_TO_ENVOY: Final = "unknown_to_envoy"  # it was chosen, and Envoy sent th
 LEAVING: Final = "leaving"  # it is listed no more, and those that replace it have not served yet
 WARMING_IN: Final = "warming_in"  # it has just joined, and has all the requests that it gets before an answer
 HALF: Final = "half"  # it does only the prefill or the decoding of a request
-WITHHELD_REASONS: Final = (DRAINING, UNCONFIRMED, UNKNOWN_TO_ENVOY, LEAVING, WARMING_IN, HALF)
-_PASSING: Final = frozenset({UNCONFIRMED, LEAVING, WARMING_IN})
+OTHER_MODEL: Final = "other_model"  # it answered 404, and lists other models than its own
+WITHHELD_REASONS: Final = (DRAINING, UNCONFIRMED, UNKNOWN_TO_ENVOY, LEAVING, WARMING_IN, HALF, OTHER_MODEL)
+_PASSING: Final = frozenset({UNCONFIRMED, LEAVING, WARMING_IN, OTHER_MODEL})
 _WARMING: Final = frozenset({WARMING_IN})
 
 SILENCE_S: Final = 10.0  # of an engine that answers probes and no request; a long answer in one piece may take as long

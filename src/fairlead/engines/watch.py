@@ -26,6 +26,7 @@ import structlog
 from fairlead.api.paths import MODELS
 from fairlead.config import Observe
 from fairlead.core.endpoint import Endpoint
+from fairlead.core.health import OTHER_MODEL
 from fairlead.core.reported import EngineIdentity, EngineReport, aged, following, restarted
 from fairlead.dialects import DIALECTS, Dialect, owner_is, read_models
 from fairlead.engines.ask import Answer, Connection, UnansweredError, connect_ms
@@ -40,10 +41,13 @@ _RTTS: Final = 5  # of which the least counts
 _FIRST_RTTS: Final = 3  # measured in a row at first, so that the first value does not depend on one sample
 _LOG_FAULTS_EVERY_S: Final = 60.0
 _MOST_SHARE: Final = 0.02  # of this process's time, for the metrics of one engine: they may have megabytes
+_SHOWN_MODELS: Final = 4
 _STARTS: Final = 16  # of processes that are remembered
 _SEVERAL: Final = (
     "several engines answer at one address, so that neither caches nor restarts can be told; list each at its own"
 )
+
+_OTHER_MODEL_S: Final = 60.0  # for which an engine without its model gets nothing, before requests try it again
 
 _HALF: Final = "it does only the prefill or the decoding of a request; start it without --disaggregation-mode"
 
@@ -81,6 +85,7 @@ class Watch:
         self._was_gone = False  # it answers again, but no metrics page has shown yet whether it restarted
         self._identified = -1  # the generation for which `endpoint.identity` was read
         self._listed_s = 0.0  # when its models were asked last
+        self._without_model_s = 0.0  # when it was last seen to refuse its model
         self._logged = (endpoint.health.ejections, endpoint.health.returns)
         self._logged_pauses = endpoint.hops.outs
         self._fault_logged_s: float | None = None
@@ -193,6 +198,7 @@ class Watch:
         self._listed_s = self._clock_s()
 
     async def _list_models(self) -> None:
+        was_doubted = self.endpoint.models_are_doubted
         self._listed_s, self.endpoint.models_are_doubted = self._clock_s(), False
         try:
             page = await self._ask(self._for_health, MODELS, _INFO_BYTES)
@@ -202,6 +208,22 @@ class Watch:
             now = _listed(self.endpoint.identity, self._dialect, page, self.endpoint.model)
             if now.models:  # else it is not a list
                 self.endpoint.identified(now)
+                self._look_for_its_model(was_doubted=was_doubted)
+
+    def _look_for_its_model(self, *, was_doubted: bool) -> None:
+        """An engine that answers 404 and does not list its model refuses all requests for it, in no time, so that it
+        would get more of them than any. Some answer to names that they do not list: those serve.
+        """
+        endpoint, now_s = self.endpoint, self._clock_s()
+        has_it = endpoint.model in endpoint.identity.models or endpoint.serves(now_s)
+        if was_doubted and not has_it:
+            self._without_model_s = now_s
+            if OTHER_MODEL not in endpoint.health.withheld:
+                listed = ", ".join(endpoint.identity.models[:_SHOWN_MODELS])
+                log.warning("engine left out: it has another model", endpoint=endpoint.address, lists=listed)
+            endpoint.health.withhold(OTHER_MODEL)
+        elif OTHER_MODEL in endpoint.health.withheld and (has_it or now_s - self._without_model_s >= _OTHER_MODEL_S):
+            endpoint.health.withhold(OTHER_MODEL, active=False)
 
     # ---- metrics ------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,10 @@ const WITHHELD = {
   warming_in: "new: more requests after its first answers",
   leaving: "leaving: those that replace it come first",
   half: "does only the prefill or the decoding of a request",
+  other_model: "answers 404: it lists other models than its own",
   unknown_to_envoy: "chosen but not served: does Envoy know it?",
 };
-const BAD = ["unknown_to_envoy", "half"]; // reasons that do not pass by themselves
+const BAD = ["unknown_to_envoy", "half", "other_model"]; // reasons that do not pass by themselves
 const FAILING_SHARE = 0.02;
 const LEAST_FAILED = 5;
 const SLOW = 1.5; // times what is usual of the model
