@@ -70,6 +70,16 @@ def test_nor_does_it_eject_one_that_is_on_trial() -> None:
     assert streak.is_out
 
 
+def test_an_engine_at_which_all_prompts_fail_is_out_again_after_each_trial_however_many_failed_before() -> None:
+    streak = Streak()
+    for cause in range(1000):
+        streak.failed(0.0, cause)
+    streak.look(FIRST_COOL_DOWN_S)
+    streak.failed(FIRST_COOL_DOWN_S, 1000)
+    assert (streak.is_out, streak.outs) == (True, 2)
+    assert len(streak._causes) < 100
+
+
 def test_different_prompts_that_fail_at_engines_which_serve_others_eject_none() -> None:
     world = pool_of_three()
     for number in range(3):

@@ -22,7 +22,7 @@ class Streak:
     def __init__(self) -> None:
         self.failures = 0
         self.outs = 0
-        self._causes: set[int] = set()  # of those that count once
+        self._causes: set[int | None] = set()  # of those that count once
         self._cool_down_s = FIRST_COOL_DOWN_S  # the next one
         self._out_s: float | None = None  # since when, until the cool-down has passed
 
@@ -33,9 +33,9 @@ class Streak:
     def failed(self, now_s: float, cause: int | None = None) -> None:
         """`cause`: what stands for the request, where it may be at fault itself."""
         self.look(now_s)
-        if cause is not None:
-            if cause in self._causes or len(self._causes) >= _MOST_CAUSES:
-                return
+        if cause in self._causes:
+            return
+        if cause is not None and len(self._causes) < _MOST_CAUSES:
             self._causes.add(cause)
         self.failures += 1
         if self._out_s is None and self.failures >= REQUEST_FAILURES_TO_EJECT:
