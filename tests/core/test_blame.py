@@ -130,6 +130,20 @@ def test_where_nothing_else_can_be_tried_different_prompts_in_a_row_eject_and_th
     assert ejected(world) == {"a:1"}
 
 
+def test_a_prompt_that_an_engine_has_answered_is_not_at_fault_however_often_it_is_sent() -> None:
+    world = World("round_robin")
+    for address in ("a:1", "b:1"):
+        world.endpoint(address)
+    world.router.fallbacks = 0
+    for _ in range(2 * REQUEST_FAILURES_TO_EJECT):
+        in_flight = sent(world, prompt(7), 1.0)
+        in_flight.served(in_flight.address, 500 if in_flight.address == "a:1" else 200, 1.0, in_one_piece=True)
+        in_flight.ended(1.0)
+        if ejected(world):
+            break
+    assert ejected(world) == {"a:1"}
+
+
 def test_a_prompt_that_takes_long_by_itself_does_not_show_that_its_engine_hangs() -> None:
     world = World()
     world.endpoint("a:1", prefill_ms_per_token=0.1)

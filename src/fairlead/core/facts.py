@@ -69,11 +69,6 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
             blocks * self.block_tokens if self.spread is None else self.spread.before(blocks * prefix.BLOCK_BYTES)
         )
 
-    @property
-    def cause(self) -> int | None:
-        """Stands for the prompt where it may be why an engine failed; None: it is not known well enough."""
-        return None if self.turn is None else self.turn.key
-
     def called(self, name: str, *, is_adapter: bool) -> RequestFacts:
         """The same for a name that engines have besides their model's; an adapter's KV is its own."""
         if not is_adapter:

@@ -83,7 +83,7 @@ class Hop:
         endpoint = placement.pool.by_address.get(address)
         if endpoint is None or blames == "nobody":
             return
-        cause = None if blames == "engine" else self._request.cause
+        cause = None if blames == "engine" else placement.cause_of(self._request)
         endpoint.hops.failed(now_s, cause)
         if blames != "connection":
             endpoint.request_failed(now_s, cause)

@@ -252,7 +252,7 @@ class InFlight:
             if prefiller is None:
                 endpoint.refused(now_s)
             else:  # the queue of one of the two
-                prefiller.hops.failed(now_s, self.request.cause)
+                prefiller.hops.failed(now_s, placement.cause_of(self.request))
         elif code >= SERVER_ERROR:
             if not self._lost_prefill:
                 self._failed_at([*failed, endpoint], prefiller, now_s)
@@ -271,7 +271,7 @@ class InFlight:
         So it counts once, against the first of them, and against nobody where one of them serves others. With a
         `prefiller`, which they had to ask, that is what they have in common.
         """
-        cause, first = self.request.cause, tried[0]
+        cause, first = self._placement.cause_of(self.request), tried[0]
         if prefiller is not None:
             prefiller.hops.failed(now_s, cause)
             if len(tried) > 1 or first.health.requests.failures <= prefiller.hops.failures:
@@ -304,7 +304,7 @@ class InFlight:
         if code in QUEUE_FULL:
             endpoint.refused(now_s)
         elif code >= SERVER_ERROR and not self._lost_prefill:
-            endpoint.request_failed(now_s, self.request.cause)
+            endpoint.request_failed(now_s, placement.cause_of(self.request))
 
     def evict(self) -> None:
         """Its answer ends now, for a request of a higher priority: it says nothing of the engine."""

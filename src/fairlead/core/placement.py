@@ -154,6 +154,11 @@ class Placement:
         self.answered.forget_all_but(self.pool.models)
         self.transfers.forget_all_but(addresses)
 
+    def cause_of(self, request: RequestFacts) -> int | None:
+        """What stands for a prompt that may be why an engine failed; None: one has answered the very same."""
+        turn = request.turn
+        return None if turn is None or self.answered.get(turn.key) is not None else turn.key
+
     def flip(self, move: Move, request: RequestFacts, copied_share: float, now_s: float) -> FlipRefused | None:
         """The target holds this share of the prompt of `request`, which caused `move`: the session is bound there now.
 
