@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import NamedTuple
 
@@ -34,7 +34,12 @@ class Sidecar:
     """Two endpoints, a session table and a store."""
 
     def __init__(
-        self, url: str, ttl_s: int = 3600, max_entries: int = 100_000, password: StorePassword | None = None
+        self,
+        url: str,
+        ttl_s: int = 3600,
+        max_entries: int = 100_000,
+        password: StorePassword | None = None,
+        restored: Iterable[str] = (),
     ) -> None:
         self.table = SessionTable(ttl_s=ttl_s, max_entries=max_entries)
         self.endpoints = {address: make_endpoint(address, "m") for address in ("a:1", "b:1")}
@@ -48,6 +53,7 @@ class Sidecar:
             rules=Rules(),
         )
         self.planner = router.planner
+        self.planner.draining.update(restored)  # as a state file says
         self.rates = RateLimits()
         self.admission = Admission(router)
         self.store = SharedStore(

@@ -12,10 +12,13 @@ from fairlead.core.answer_times import Work
 from fairlead.core.learned_state import VERSION, EngineState
 from fairlead.core.learned_times import WINDOW
 from fairlead.discovery.file import _MOST_ENDPOINTS
+from fairlead.redis.drains import ENDED_PREFIX, KEY_PREFIX
 from fairlead.serving.learned_file import MOST_BYTES, LearnedFile
 from fairlead.serving.sidecar import Sidecar
 from tests.core.test_learning import seen
+from tests.redis.server import RedisServer
 from tests.serving.world import ConfigFile
+from tests.waiting import until
 
 
 async def learned_ms(file: ConfigFile, *, answers: int = 0) -> float:
@@ -118,3 +121,17 @@ async def test_a_restarted_sidecar_still_drains(file: ConfigFile) -> None:
         sidecar.services.router.planner.draining.clear()
     async with Sidecar(path) as sidecar:
         assert not sidecar.services.router.planner.draining
+
+
+async def test_a_drain_of_the_file_that_was_ended_since_at_another_sidecar_does_not_go_on(
+    file: ConfigFile, redis: RedisServer
+) -> None:
+    address = "127.0.0.1:1"
+    state = {"version": VERSION, "saved_at": 0, "clock_s": 0, "models": {}, "engines": [], "tokens": {}}
+    (file.folder / "learned.json").write_bytes(msgspec.json.encode(state | {"draining": [address]}))
+    redis.ask("SET", ENDED_PREFIX + address, "1")
+    async with Sidecar(file.write(observe={"state": "learned.json"}, sessions={"store": redis.url})) as sidecar:
+        draining = sidecar.services.router.planner.draining
+        assert draining == {address}
+        await until(lambda: not draining)
+    assert redis.ask("EXISTS", KEY_PREFIX + address) == ":0\r\n"

@@ -2,6 +2,9 @@
 
 Keys are `fairlead:draining:<address>`. They expire an hour after the last sidecar that drained the endpoint is gone, or
 after the endpoint left the pool: its address may come back as another engine.
+
+A drain that was ended leaves `fairlead:undrained:<address>` for a week. A sidecar that was away when it ended, or that
+starts with a file of before, finds no key in Redis, and without that one could not know whether Redis has lost it.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ from redis.asyncio import Redis
 from fairlead.redis.link import address_in, answered
 
 KEY_PREFIX: Final = "fairlead:draining:"
+ENDED_PREFIX: Final = "fairlead:undrained:"
+MOST_DRAINS: Final = 10_000  # whoever can write to Redis must not be able to fill our memory
 
 _PERIOD_S: Final = 0.1
 _TTL_S: Final = 3600
+_ENDED_TTL_S: Final = 7 * 24 * 3600
 _RENEW_S: Final = 60.0
-_SCAN_BATCH: Final = 200
+_SCAN_BATCH: Final = 1000  # keys of all kinds; Redis is busy with it for less than a millisecond
 _MOST_SCANS: Final = 20_000
 
 
@@ -40,11 +46,16 @@ class SharedDrains:
         self._pool = pool  # addresses of the endpoints
         self._clock_s = clock_s
         self._shared: set[str] = set()  # what Redis knows
+        self._restored: set[str] = set()  # what a file says, until Redis has been asked whether it still holds
 
     @property
     def shared(self) -> Collection[str]:
         """Those that Redis says drain, in the pool or not."""
         return self._shared
+
+    def start(self) -> None:
+        """What drains by now is what was ordered before this sidecar started."""
+        self._restored = set(self._draining)
 
     def received(self, message: bytes) -> None:
         """`+` or `-`, and the address."""
@@ -54,10 +65,10 @@ class SharedDrains:
         elif message[:1] == b"+":
             self._learn(address)
         else:
-            self._draining.discard(address)
-            self._shared.discard(address)
+            self._forget(address)
 
     async def serve(self, redis: Redis) -> None:
+        await self._end_what_others_ended(redis)
         await self._write(redis)  # what was undrained while Redis was away must not come back
         await self._load(redis)
         renewed_s = -inf  # Redis may have lost what it knew
@@ -71,21 +82,31 @@ class SharedDrains:
     async def leave(self, redis: Redis) -> None:
         await self._write(redis)
 
+    async def _end_what_others_ended(self, redis: Redis) -> None:
+        """While this sidecar was not connected. What nobody ended and is not in Redis was lost with it."""
+        for address in self._draining & (self._shared | self._restored):
+            if await answered(redis.exists(KEY_PREFIX + address)):
+                continue
+            if await answered(redis.exists(ENDED_PREFIX + address)):
+                self._forget(address)
+        self._restored.clear()
+
     async def _renew(self, redis: Redis) -> None:
         for address in self._draining & self._shared:
             if address in self._pool():
                 await answered(redis.set(KEY_PREFIX + address, "1", ex=_TTL_S))
             elif not await answered(redis.exists(KEY_PREFIX + address)):
-                self._draining.discard(address)
-                self._shared.discard(address)
+                self._forget(address)
 
     async def _write(self, redis: Redis) -> None:
         for address in (self._draining - self._shared) & self._pool():
             await answered(redis.set(KEY_PREFIX + address, "1", ex=_TTL_S))
+            await answered(redis.delete(ENDED_PREFIX + address))
             await answered(redis.publish(self.channel, "+" + address))
             self._shared.add(address)
         for address in self._shared - self._draining:
             if address in self._pool():
+                await answered(redis.set(ENDED_PREFIX + address, "1", ex=_ENDED_TTL_S))
                 await answered(redis.delete(KEY_PREFIX + address))
                 await answered(redis.publish(self.channel, "-" + address))
             self._shared.discard(address)
@@ -100,9 +121,19 @@ class SharedDrains:
                     self.malformed += 1
                 else:
                     self._learn(address)
+            await self._write(redis)  # among a million keys this takes a while
             if not cursor:
                 return
 
     def _learn(self, address: str) -> None:
+        if address in self._shared:  # and if it does not drain any more, Redis is about to be told
+            return
+        if len(self._shared) >= MOST_DRAINS:
+            self.malformed += 1
+            return
         self._shared.add(address)
         self._draining.add(address)
+
+    def _forget(self, address: str) -> None:
+        self._shared.discard(address)
+        self._draining.discard(address)

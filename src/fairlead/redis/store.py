@@ -53,6 +53,7 @@ class SharedStore:
         self.link = RedisLink(url, password, (self.sessions, self.moves, self.drains, self.load, self.tenants))
 
     def start(self) -> None:
+        self.drains.start()
         self.link.start()
 
     async def stop(self) -> None:

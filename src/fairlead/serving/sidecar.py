@@ -77,7 +77,6 @@ class Sidecar:
         services.tracer.start()
         self._at_end("KV events", services.kv_following.stop)
         self._at_end("store", services.store.stop)
-        services.store.start()
         self._at_end("mover", services.mover.stop)
         self._at_end("prefills", services.prefills.stop)
         if (reader := services.reader) is not None:
@@ -96,6 +95,7 @@ class Sidecar:
         self._alongside("pool for Envoy", pool_for_envoy.keep())
         learned = LearnedFile(services, self._folder)
         learned.load()
+        services.store.start()  # others may have ended a drain of which the file says that it goes on
         self.in_force.listener = learned.pool_changed
         self._at_end("learned constants", learned.save)
         self._alongside("learned constants", learned.keep())
