@@ -2,6 +2,7 @@
 
 While connected it hands each participant the messages of its channel and lets it `serve`. Whatever goes wrong, with
 Redis or with a participant, ends this connection, is counted and logged, and is tried again after a pause that grows.
+Only where Redis refuses a command, such as a write because it is full, that participant alone begins again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import asyncio
 import contextlib
 import traceback
 from collections.abc import Awaitable, Sequence
+from math import inf
 from random import random
+from time import monotonic
 from typing import Final, Protocol, TypeVar
 
 import structlog
@@ -18,7 +21,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import InvalidResponse, RedisError
+from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
 
 from fairlead.addresses import without_password
 from fairlead.errors import UserError
@@ -40,7 +43,8 @@ log = structlog.get_logger("fairlead.redis")
 
 
 class Participant(Protocol):
-    """Something shared over one channel. Raising from `serve` or `received` ends the connection, not the sidecar."""
+    """Something shared over one channel. Raising from `serve` or `received` ends the connection, not the sidecar; but
+    after a ResponseError `serve` is called again."""
 
     channel: str
 
@@ -58,14 +62,20 @@ class RedisLink:
     """One Redis for several participants. `up` and `failures` are for metrics."""
 
     def __init__(self, url: str, password: StorePassword, participants: Sequence[Participant]) -> None:
-        self.up = False
-        self.failures = 0  # connections refused or lost
+        self.failures = 0  # connections refused or lost, and commands refused
+        self._is_connected = False
+        self._refused_s = -inf  # when Redis refused a command last
         self._url = url
         self._password = password
         self._shown_url = without_password(url)
         self._participants = {participant.channel: participant for participant in participants}
         self._task: asyncio.Task[None] | None = None
         self._logged_down = False
+
+    @property
+    def up(self) -> bool:
+        """Whether all that is to be shared is: Redis answers, and has refused nothing for a while."""
+        return self._is_connected and not self._refuses()
 
     def start(self) -> None:
         """Connect in the background."""
@@ -89,8 +99,7 @@ class RedisLink:
                 self._lost(error)
             if loop.time() - began_s > _STEADY_S:
                 pause_s = FIRST_PAUSE_S
-            await asyncio.sleep(pause_s * (0.5 + random()))  # jitter: many sidecars lose their Redis together
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = await _paused(pause_s)
 
     async def _connected(self) -> None:
         """Open one connection and serve until it fails; raises what ended it."""
@@ -105,17 +114,18 @@ class RedisLink:
         try:
             async with redis.pubsub() as subscription:
                 await self._subscribe(subscription)
+                self._is_connected = True
                 self._found()
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._listen(subscription), name="redis listen")
                     group.create_task(self._ping(subscription), name="redis ping")
                     for participant in self._participants.values():
-                        group.create_task(participant.serve(redis), name=f"redis {participant.channel}")
+                        group.create_task(self._serve(participant, redis), name=f"redis {participant.channel}")
         except asyncio.CancelledError:
             await self._leave(redis)
             raise
         finally:
-            self.up = False
+            self._is_connected = False
             with contextlib.suppress(RedisError, OSError):
                 await redis.aclose()
 
@@ -123,6 +133,19 @@ class RedisLink:
         await answered(subscription.subscribe(*self._participants))
         for _ in self._participants:
             await _next_message(subscription)
+
+    async def _serve(self, participant: Participant, redis: Redis) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await participant.serve(redis)
+            except ReadOnlyError:  # a replica: another server may be the master by now, so its name is looked up again
+                self._refused_s = monotonic()
+                raise
+            except ResponseError as error:
+                self._refused_s = monotonic()
+                self._lost(error)
+            pause_s = await _paused(pause_s)
 
     async def _listen(self, subscription: PubSub) -> None:
         while True:
@@ -136,20 +159,23 @@ class RedisLink:
         while True:
             await asyncio.sleep(_PING_S)
             await answered(subscription.ping())
+            self._found()
 
     async def _leave(self, redis: Redis) -> None:
-        if not self.up:
+        if not self._is_connected:
             return
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 for participant in self._participants.values():
                     await participant.leave(redis)
 
+    def _refuses(self) -> bool:
+        return monotonic() - self._refused_s < _STEADY_S
+
     def _found(self) -> None:
-        self.up = True
-        if self._logged_down:
+        if self._logged_down and not self._refuses():
             log.info("the store is back", store=self._shown_url)
-        self._logged_down = False
+            self._logged_down = False
 
     def _lost(self, error: Exception) -> None:
         self.failures += 1
@@ -163,6 +189,12 @@ class RedisLink:
             why = f"{type(cause).__name__}: {cause}"
             log.warning("the store cannot be used, the local table serves", store=self._shown_url, cause=why)
         self._logged_down = True
+
+
+async def _paused(pause_s: float) -> float:
+    """The next pause, after this one. Jitter, as many sidecars lose their Redis together."""
+    await asyncio.sleep(pause_s * (0.5 + random()))
+    return min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def address_in(text: bytes) -> str | None:

@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 from fairlead.core.prefix_index import PrefixIndex
 from fairlead.core.sessions import SessionTable
 from fairlead.redis.link import LONGEST_ADDRESS, answered
+from fairlead.redis.reading import values
 
 KEY_PREFIX: Final = "fairlead:moved:"
 MOST_PENDING: Final = 1000
@@ -27,6 +28,7 @@ MOST_HASHES: Final = 16_384  # of a chain: 128 KB
 _PERIOD_S: Final = 0.02
 _SCAN_BATCH: Final = 200  # keys of all kinds, sessions' most of all
 _VALUES_AT_ONCE: Final = 20  # one may have 150 KB
+_MOST_BYTES: Final = 200_000
 _MOST_SCANS: Final = 20_000
 
 
@@ -112,9 +114,10 @@ class SharedMoves:
         for _ in range(_MOST_SCANS):
             cursor, keys = await answered(redis.scan(cursor, match=KEY_PREFIX + "*", count=_SCAN_BATCH))
             for start in range(0, len(keys), _VALUES_AT_ONCE):
-                for value in await answered(redis.mget(keys[start : start + _VALUES_AT_ONCE])):
-                    if value is not None:
-                        self._learn(cast(bytes, value))
+                some = cast(list[bytes], keys[start : start + _VALUES_AT_ONCE])
+                for value in await values(redis, some, _MOST_BYTES):
+                    if value:
+                        self._learn(value)
             if not cursor:
                 return
 

@@ -18,7 +18,8 @@ from redis.asyncio import Redis
 from redis.commands.core import AsyncScript
 
 from fairlead.core.sessions import SessionTable
-from fairlead.redis.link import address_in, answered
+from fairlead.redis.link import LONGEST_ADDRESS, address_in, answered
+from fairlead.redis.reading import values
 
 KEY_PREFIX: Final = "fairlead:session:"
 MOST_PENDING: Final = 100_000  # claims that wait for Redis, some 10 MB
@@ -35,8 +36,8 @@ _CLAIM: Final = """
 local won, lost = {ARGV[1]}, {}
 for i, key in ipairs(KEYS) do
   local was, wanted = ARGV[2 * i + 2], ARGV[2 * i + 3]
-  local now = redis.pcall('GET', key)
-  if not now or now.err or now == was or now == wanted then
+  local now = redis.pcall('GETRANGE', key, 0, LONGEST)
+  if now == '' or now.err or now == was or now == wanted then
     redis.call('SET', key, wanted, 'PX', ARGV[3])
     won[#won + 1] = string.sub(key, -32) .. ' ' .. wanted
   else
@@ -48,7 +49,7 @@ if #won > 1 then
   redis.call('PUBLISH', ARGV[2], table.concat(won, '\\n'))
 end
 return lost
-"""
+""".replace("LONGEST", str(LONGEST_ADDRESS))
 
 
 class RedisSessions:
@@ -168,16 +169,16 @@ class RedisSessions:
         for _ in range(_MOST_SCANS):
             with self._asking() as updated:
                 cursor, keys = await answered(redis.scan(cursor, match=KEY_PREFIX + "*", count=_SCAN_BATCH))
-                values = await answered(redis.mget(keys)) if keys else []
-            self._loaded(cast(list[bytes], keys), cast(list[bytes | None], values), updated)
+                addresses = await values(redis, cast(list[bytes], keys), LONGEST_ADDRESS + 1)
+            self._loaded(cast(list[bytes], keys), addresses, updated)
             await self._write(claim)
             if not cursor or self._table.count >= self._table.max_entries - _SCAN_BATCH:
                 return
 
-    def _loaded(self, keys: list[bytes], values: list[bytes | None], updated: set[bytes]) -> None:
+    def _loaded(self, keys: list[bytes], addresses: list[bytes], updated: set[bytes]) -> None:
         now_s = self._clock_s()
-        for key, value in zip(keys, values, strict=True):
-            if value is None:
+        for key, value in zip(keys, addresses, strict=True):
+            if not value:
                 continue  # expired since the scan
             session, address = _session(key[len(KEY_PREFIX) :]), address_in(value)
             if session is None or address is None:
