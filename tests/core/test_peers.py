@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlead.core import peers as core_peers
 from fairlead.core.load import Load
 from fairlead.core.peers import MOST_PEERS, NO_LOAD, Peers
 
@@ -85,3 +86,16 @@ def test_the_sums_equal_the_parts_after_every_step_and_end_at_zero(
             assert peers.of(address) == applied.get(address, NO_LOAD) == reduce(Load.plus, parts, NO_LOAD)
     peers.expire(now_s + EXPIRY_S + 1)
     assert [peers.of(address) for address in ("a:1", "b:1", "c:1")] == [NO_LOAD] * 3
+
+
+def test_no_more_loads_are_kept_than_sidecars_of_a_large_pool_have(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_peers, "MOST_LOADS", 3)
+    peers.reported(b"x", 1, {"a:1": Load(1), "b:1": Load(1)}, 0)
+    assert peers.reported(b"y", 1, {"a:1": Load(1), "c:1": Load(1)}, 0) == {}
+    assert peers.of("a:1") == Load(1)
+    peers.reported(b"x", 2, {"a:1": Load(1)}, 0)
+    assert peers.reported(b"y", 2, {"a:1": Load(1), "c:1": Load(1)}, 0), "there is room again"
+    peers.left(b"x")
+    assert peers.reported(b"z", 1, {"a:1": Load(4)}, 0) == {"a:1": Load(5)}

@@ -6,9 +6,13 @@ import random
 import signal
 import time
 
+import msgspec
+import pytest
+
 from fairlead.core.ledger import Ticket
 from fairlead.core.load import Load
 from fairlead.core.peers import NO_LOAD
+from fairlead.redis import load
 from fairlead.redis.load import PERIOD_S, SIGN_OF_LIFE_S
 from tests.redis.conftest import Join
 from tests.redis.server import RedisServer
@@ -26,9 +30,9 @@ async def test_each_sidecar_sees_the_others_load_within_a_tenth_of_a_second(join
     first, second = await join(), await join()
     waits, messages = [], []
 
-    async def seen(load: Load) -> None:
+    async def seen(new: Load) -> None:
         before = first.store.load.sent
-        waits.append(await until(lambda: second.load_of_others("a:1") == load, "the new load is seen"))
+        waits.append(await until(lambda: second.load_of_others("a:1") == new, "the new load is seen"))
         messages.append(first.store.load.sent - before)
 
     for _ in range(20):
@@ -123,3 +127,29 @@ async def test_an_idle_sidecar_sends_signs_of_life_and_a_busy_one_twenty_message
     took = await until(second_of_changes, "a second of load that changes all the time")
     assert quiet.store.load.sent - before[0] <= took.clock_s / SIGN_OF_LIFE_S + 1
     assert busy.store.load.sent - before[1] <= took.clock_s / PERIOD_S + 1
+
+
+async def test_among_a_hundred_sidecars_a_busy_one_sends_five_messages_a_second(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "EXPIRY_S", 1000.0)
+    busy = await join()
+    for number in range(100):
+        busy.store.load.received(b"%08d" % number + msgspec.msgpack.encode([1, {}]))
+    await until(lambda: busy.store.load.sent >= 2, "its first messages are sent")
+    before, ends_s = busy.store.load.sent, time.perf_counter() + 1
+
+    def second_of_changes() -> bool:
+        take(busy, "a:1")
+        return time.perf_counter() >= ends_s
+
+    took = await until(second_of_changes, "a second of load that changes all the time")
+    assert 2 <= busy.store.load.sent - before <= took.clock_s / 0.2 + 1
+
+
+@pytest.mark.parametrize("message", [b"", b"nonsense", msgspec.msgpack.encode([1, {"a:1" + "x" * (1 << 20): [1]}])])
+async def test_a_message_that_no_sidecar_sends_is_counted_and_no_load(join: Join, message: bytes) -> None:
+    sidecar = await join()
+    sidecar.store.load.received(b"somebody" + message)
+    assert sidecar.store.load.malformed == 1
+    assert sidecar.store.load.peers.count == 0

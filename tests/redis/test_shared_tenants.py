@@ -143,6 +143,8 @@ async def test_a_tenant_that_is_served_at_one_sidecar_gives_way_at_the_other(joi
         b"",
         b"nonsense",
         msgspec.msgpack.encode([[[b"t", float("nan"), 0.0]], []]),
+        msgspec.msgpack.encode([[[b"t", 1e13, 0.0]], []]),
+        msgspec.msgpack.encode([[[b"t", 0.0, -1e13]], []]),
         msgspec.msgpack.encode([[[b"t" * 600, 1.0, 0.0]], []]),
         msgspec.msgpack.encode([[], [["m", 0, b"t", -1.0]]]),
     ],

@@ -13,7 +13,9 @@ import msgspec
 
 from fairlead.core.load import Load
 
-MOST_PEERS: Final = 256  # whoever can write to the store must not be able to fill our memory
+# Whoever can write to the store must not be able to fill our memory.
+MOST_PEERS: Final = 256
+MOST_LOADS: Final = 200_000  # of all peers at all endpoints, some 50 MB
 
 NO_LOAD: Final = Load()
 
@@ -31,6 +33,7 @@ class Peers:
         self._expiry_s = expiry_s
         self._peers: dict[bytes, _Peer] = {}
         self._sums: dict[str, Load] = {}
+        self._loads = 0  # of all peers
 
     @property
     def count(self) -> int:
@@ -51,6 +54,8 @@ class Peers:
             return {}
         else:
             before = known.loads
+        if self._loads - len(before) + len(loads) > MOST_LOADS:
+            return {}
         self._peers[peer] = _Peer(number, now_s, loads)
         return self._replace(before, loads)
 
@@ -67,6 +72,7 @@ class Peers:
         return changed
 
     def _replace(self, before: Mapping[str, Load], after: Mapping[str, Load]) -> dict[str, Load]:
+        self._loads += len(after) - len(before)
         changed = {}
         for address in before.keys() | after.keys():
             was, now = before.get(address, NO_LOAD), after.get(address, NO_LOAD)

@@ -1,8 +1,8 @@
 """Load shared between sidecars: each publishes what it has in flight, for the others within 0.1 s.
 
 A message holds a sidecar's whole load, without the endpoints that have none. It is sent every 50 ms while the load
-changes, and as a heartbeat in between. The load of a sidecar that is silent for a second is dropped, though its
-requests may still run.
+changes, and as a heartbeat in between; among more than 25 sidecars more rarely, as each reads what all the others send.
+The load of a sidecar that is silent for a second is dropped, though its requests may still run.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ EXPIRY_S: Final = 1.0
 
 _EXPIRY_CHECK_S: Final = 0.1
 _NAME_BYTES: Final = 8
+_MOST_BYTES: Final = 1 << 20  # of a message: a load at 10,000 endpoints
+_MOST_RECEIVED_PER_S: Final = 500  # messages; each costs some 0.1 ms of the event loop
 
 
 class _LoadMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -66,9 +68,8 @@ class SharedLoad:
         name = message[:_NAME_BYTES]
         if name == self._name:
             return
-        try:
-            report = _decoder.decode(message[_NAME_BYTES:])
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        report = _decoded(message[_NAME_BYTES:])
+        if report is None:
             self.malformed += 1
             return
         self.received_loads += 1
@@ -87,7 +88,7 @@ class SharedLoad:
             if loads != published or not 0 <= now_s - published_s < SIGN_OF_LIFE_S:
                 await self._publish(redis, loads)
                 published, published_s = loads, now_s
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(max(PERIOD_S, self.peers.count / _MOST_RECEIVED_PER_S))
 
     async def leave(self, redis: Redis) -> None:
         await self._publish(redis, None)
@@ -120,3 +121,13 @@ class SharedLoad:
     def _notify(self, changed: dict[str, Load]) -> None:
         for address, load in changed.items():
             self._apply(address, load)
+
+
+def _decoded(message: bytes) -> _LoadMessage | None:
+    """None for what no sidecar sends: whoever may write to Redis must not be able to fill our memory."""
+    if len(message) > _MOST_BYTES:
+        return None
+    try:
+        return _decoder.decode(message)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,9 +1,10 @@
 """What tenants were given, shared between sidecars: what their rate limits paid, and the engine time of who waited.
 
-Each sidecar publishes what it granted since its last message, ten times a second, and the others pay it from their own
-buckets and accounts. So a limit is exceeded at most by what the others grant within that delay, and the debt is paid
-back before anything more is granted. A message that is lost with its connection is never repeated: while Redis is away
-each sidecar has its part of every limit, by the number of sidecars seen last.
+Each sidecar publishes what it granted since its last message, ten times a second (among more than 50 sidecars more
+rarely, as each reads what all the others send), and the others pay it from their own buckets and accounts. So a limit
+is exceeded at most by what the others grant within that delay, and the debt is paid back before anything more is
+granted. A message that is lost with its connection is never repeated: while Redis is away each sidecar has its part of
+every limit, by the number of sidecars seen last.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import islice
-from math import isfinite
 from secrets import token_bytes
 from typing import Final
 
@@ -27,6 +27,8 @@ MOST_TENANTS: Final = 1000  # of each kind in one message; the others are in the
 _MOST_BYTES: Final = 1 << 20  # of a message
 _LONGEST_NAME: Final = 512
 _NAME_BYTES: Final = 8
+_MOST: Final = 1e12  # of tokens or ms in one message: a debt beyond is never paid back
+_MOST_RECEIVED_PER_S: Final = 500  # messages, of all other sidecars
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -78,7 +80,7 @@ class SharedTenants:
             while True:
                 await self._publish(redis)
                 self.parts = self._peers() + 1  # just after Redis has answered: it is no outage that silences them
-                await asyncio.sleep(PERIOD_S)
+                await asyncio.sleep(max(PERIOD_S, self._peers() / _MOST_RECEIVED_PER_S))
         finally:
             self._share(is_shared=False)
             rates.divide(self.parts, self._clock_s())
@@ -111,6 +113,6 @@ def _decoded(message: bytes) -> _Message | None:
         return None
     names = [len(tenant) for tenant, *_ in report.rates] + [len(tenant) for _, _, tenant, _ in report.served]
     numbers = [value for _, *values in report.rates for value in values] + [each[3] for each in report.served]
-    if max(names, default=0) > _LONGEST_NAME or not all(map(isfinite, numbers)):
+    if max(names, default=0) > _LONGEST_NAME or not all(-_MOST <= number <= _MOST for number in numbers):
         return None
     return None if any(each[3] < 0 for each in report.served) else report
