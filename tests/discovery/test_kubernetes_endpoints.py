@@ -73,6 +73,13 @@ def test_labels_and_annotations_say_what_the_engine_is() -> None:
     )  # fmt: skip
 
 
+def test_a_pod_that_says_too_much_is_an_engine_all_the_same() -> None:
+    """Whoever writes pods need not be the sidecar's operator; regions are labels of metrics."""
+    models = ",".join(f"m{number}" for number in range(20_000))
+    (found,) = settled(pod(annotations={"fairlead/model": models, "fairlead/region": "eu" * 50_000}))
+    assert (len(found.models), found.models[0], found.region) == (4096, "m0", "")
+
+
 @pytest.mark.parametrize(("written", "ms"), [("0.21", 0.21), ("", None), ("fast", None), ("-1", None), ("inf", None)])
 def test_a_pod_says_how_fast_its_accelerator_is(written: str, ms: float | None) -> None:
     says = {"fairlead/prefill-ms-per-token": written, "fairlead/decode-ms-per-token": "7"}
@@ -101,6 +108,8 @@ def test_a_pods_role_comes_with_the_way_of_its_kv(labels: dict[str, str], role: 
         ({"fairlead/role": "prefill"}, "sglang", "10.0.0.1:8998"),
         ({"fairlead/role": "prefill", "fairlead/bootstrap-port": "9000"}, "sglang", "10.0.0.1:9000"),
         ({"fairlead/role": "prefill", "fairlead/bootstrap-port": "70000"}, "sglang", "10.0.0.1:8998"),
+        ({"fairlead/role": "prefill", "fairlead/bootstrap-port": "0000080000"}, "sglang", "10.0.0.1:8998"),
+        ({"fairlead/role": "prefill", "fairlead/bootstrap-port": "000001" + "1" * 5000}, "sglang", "10.0.0.1:8998"),
         ({"fairlead/role": "decode"}, "sglang", ""),
         ({"fairlead/role": "both"}, "", ""),
     ],

@@ -13,11 +13,12 @@ from pkgutil import iter_modules
 from typing import Final
 
 from fairlead.dialects.dialect import Dialect, Gift, KvConnector, KvPublisher, Reading, ServerInfo
-from fairlead.dialects.models_page import ModelCard, is_name, read_models
+from fairlead.dialects.models_page import MOST_CARDS, ModelCard, is_name, read_models
 
 __all__ = [
     "DEFAULT",
     "DIALECTS",
+    "MOST_CARDS",
     "Dialect",
     "Gift",
     "KvConnector",

@@ -7,12 +7,13 @@ ready is not listed yet, as an engine that loads its weights has nothing to drai
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from math import inf
 from typing import Final
 
 from fairlead.addresses import canonical
 from fairlead.core.endpoint import BY_PROXY, BY_ROOM, Role
-from fairlead.dialects import DIALECTS, is_name
+from fairlead.dialects import DIALECTS, MOST_CARDS, is_name
 from fairlead.discovery.kubernetes.objects import EndpointSlice, Pod, SlicePort
 from fairlead.discovery.source import DiscoveredEndpoint, EndpointSet
 
@@ -70,9 +71,9 @@ def of_pods(pods: Iterable[Pod], ports: Sequence[int]) -> Iterable[tuple[Discove
                 continue
             endpoint = DiscoveredEndpoint(
                 address=_address(status.pod_ip, port),
-                models=tuple(name for part in _first(said, MODEL).split(",") if is_name(name := part.strip())),
+                models=_models(said),
                 engine=engine if engine in DIALECTS else "",  # the engine itself is asked
-                region=_first(said, REGION),
+                region=region if is_name(region := _first(said, REGION)) else "",
                 role=role,
                 kv_connector=connector,
                 bootstrap=_address(status.pod_ip, _bootstrap_port(said)) if meets else "",
@@ -128,6 +129,12 @@ def _port(ports: Sequence[SlicePort], wanted: str | None) -> int | None:
     return next((each.port for each in known if wanted in (each.name, str(each.port))), None)
 
 
+def _models(said: Mapping[str, str]) -> tuple[str, ...]:
+    """As many as are read of one engine that is asked."""
+    written = (part.strip() for part in _first(said, MODEL).split(","))
+    return tuple(islice(filter(is_name, written), MOST_CARDS))
+
+
 def _first(said: Mapping[str, str], names: Iterable[str]) -> str:
     return next((said[name] for name in names if said.get(name)), "")
 
@@ -151,7 +158,7 @@ def _milliseconds(written: str) -> float | None:
 
 def _bootstrap_port(said: Mapping[str, str]) -> int:
     named = _first(said, BOOTSTRAP_PORT)
-    return int(named if named.isdecimal() and 0 < int(named[:6]) < 1 << 16 else _BOOTSTRAP_PORT)
+    return int(named if named.isdecimal() and len(named) < 6 and 0 < int(named) < 1 << 16 else _BOOTSTRAP_PORT)
 
 
 def _file(name: str) -> str:
