@@ -14,6 +14,9 @@ _READ: Final = """
 local found = {}
 for i, key in ipairs(KEYS) do
   local value = redis.pcall('GETRANGE', key, 0, ARGV[1] - 1)
+  if value.err and string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then
+    return value
+  end
   found[i] = value.err and '' or value
 end
 return found

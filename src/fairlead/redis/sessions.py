@@ -37,6 +37,9 @@ local won, lost = {ARGV[1]}, {}
 for i, key in ipairs(KEYS) do
   local was, wanted = ARGV[2 * i + 2], ARGV[2 * i + 3]
   local now = redis.pcall('GETRANGE', key, 0, LONGEST)
+  if now.err and string.sub(now.err, 1, 9) ~= 'WRONGTYPE' then
+    return now
+  end
   if now == '' or now.err or now == was or now == wanted then
     redis.call('SET', key, wanted, 'PX', ARGV[3])
     won[#won + 1] = string.sub(key, -32) .. ' ' .. wanted
