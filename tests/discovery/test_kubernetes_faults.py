@@ -250,6 +250,23 @@ async def test_an_object_of_another_form_does_not_hide_the_others(server: tuple[
         await until(lambda: names(reflector) == {"a"})
 
 
+@pytest.mark.parametrize("kind", ["MODIFIED", "DELETED"])
+async def test_an_object_that_becomes_one_of_another_form_is_gone(
+    server: tuple[FakeApiServer, str], kind: str
+) -> None:
+    fake, url = server
+
+    async def watch(response: web.StreamResponse, number: int) -> None:
+        if number == 1:
+            await response.write(event(kind, pod("odd", 5) | {"status": "none"}))
+        await asyncio.Event().wait()
+
+    fake.pods, fake.watch = [pod("odd"), pod("b")], watch
+    async with following(url) as reflector:
+        await until(lambda: names(reflector) == {"b"})
+    assert len(fake.lists) == 1
+
+
 @pytest.mark.parametrize(
     "garbage",
     [

@@ -122,17 +122,18 @@ class Reflector(Generic[T]):
             status = msgspec.json.decode(event.object, type=Status)
             raise ApiError(status.code, status.message or "the watch failed")
         self._in_contact()
-        self._version = msgspec.json.decode(event.object, type=Bookmark).metadata.resource_version
-        read = None if event.type == "BOOKMARK" else self._read(event.object)
-        if read is None:
+        metadata = msgspec.json.decode(event.object, type=Bookmark).metadata
+        self._version = metadata.resource_version
+        if event.type == "BOOKMARK":
             return
-        key = _key(read)
+        key = metadata.namespace, metadata.name
+        read = None if event.type == "DELETED" else self._read(event.object)
         before = self.objects.get(key)
-        if event.type == "DELETED":
+        if read is None:  # one that cannot be read any more is left out, as a list does
             self.objects.pop(key, None)
         else:
             self.objects[key] = read
-        if self.objects.get(key) != before:
+        if read != before:
             self._changed()
 
     def _read(self, raw: msgspec.Raw) -> T | None:
