@@ -251,9 +251,7 @@ async def test_an_object_of_another_form_does_not_hide_the_others(server: tuple[
 
 
 @pytest.mark.parametrize("kind", ["MODIFIED", "DELETED"])
-async def test_an_object_that_becomes_one_of_another_form_is_gone(
-    server: tuple[FakeApiServer, str], kind: str
-) -> None:
+async def test_an_object_that_becomes_one_of_another_form_is_gone(server: tuple[FakeApiServer, str], kind: str) -> None:
     fake, url = server
 
     async def watch(response: web.StreamResponse, number: int) -> None:
