@@ -90,3 +90,44 @@ async def test_a_value_of_many_megabytes_is_not_read(redis: RedisServer, join: J
     await until(lambda: second.store.sessions.conflicts == 1, "a claim of that session is decided")
     assert second.store.link.failures == 0
     assert second.host("huge") == "a:1"
+
+
+async def test_a_redis_that_breaks_off_again_and_again_is_told_once(
+    redis: RedisServer, join: Join, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(link, "_STEADY_S", 3.0)  # longer than two tries are apart
+    with capture_logs() as logs:
+        sidecar = await join()
+        for lost in range(1, 5):
+            redis.ask("CLIENT", "KILL", "TYPE", "pubsub")
+            await until(lambda lost=lost: sidecar.store.link.failures == lost, "it has noticed")  # type: ignore[misc]
+            await until(sidecar.up, "it has connected again")
+        assert events(logs) == [DOWN]
+        await until(lambda: len(logs) > 1, "an operator knows that it lasts")
+    assert events(logs) == [DOWN, "the store is back"]
+
+
+async def test_a_redis_half_a_second_away_is_used(redis: RedisServer) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            loop.call_later(0.25, writer.write, data)
+        loop.call_later(0.25, writer.close)
+
+    async def passed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_redis, to_redis = await asyncio.open_connection("127.0.0.1", redis.port)
+        await asyncio.gather(later(reader, to_redis), later(from_redis, writer), return_exceptions=True)
+
+    server = await asyncio.start_server(passed_on, "127.0.0.1", 0)
+    url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+    first, second = Sidecar(url), Sidecar(url)
+    await until(lambda: first.up() and second.up(), "both are connected")
+    first.turn("s", "a:1")
+    Ticket(first.endpoints["a:1"], 100, 40)
+    await until(lambda: second.host("s") == "a:1", "the binding has arrived")
+    await until(lambda: second.load_of_others("a:1") != NO_LOAD, "the load has arrived")
+    assert first.store.link.failures == second.store.link.failures == 0
+    for sidecar in (first, second):
+        await sidecar.store.stop()
+    server.close()

@@ -28,9 +28,11 @@ from fairlead.errors import UserError
 from fairlead.redis.password import StorePassword
 
 TIMEOUT_S: Final = 1.0  # for a command, and for silence past the next ping: a slower Redis counts as gone
+SCRIPT_S: Final = 3 * TIMEOUT_S  # one that Redis does not know yet takes three commands
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 LONGEST_ADDRESS: Final = 300  # of an endpoint, in characters
+_OPEN_S: Final = 3.0  # for connections, each of which takes some answers of Redis before the first command
 _PING_S: Final = 0.5
 _STEADY_S: Final = 5.0  # after a connection that lasted this long, pauses start again at the shortest
 _LEAVE_S: Final = 0.5
@@ -65,6 +67,9 @@ class RedisLink:
         self.failures = 0  # connections refused or lost, and commands refused
         self._is_connected = False
         self._refused_s = -inf  # when Redis refused a command last
+        self._connected_s = -inf
+        self._short_s = -inf  # when a connection was lost last that had not lasted long
+        self._short_s = -inf  # when a connection ended last that had not lasted long
         self._url = url
         self._password = password
         self._shown_url = without_password(url)
@@ -113,8 +118,8 @@ class RedisLink:
         )
         try:
             async with redis.pubsub() as subscription:
-                await self._subscribe(subscription)
-                self._is_connected = True
+                await self._open(redis, subscription)
+                self._is_connected, self._connected_s = True, monotonic()
                 self._found()
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._listen(subscription), name="redis listen")
@@ -125,12 +130,18 @@ class RedisLink:
             await self._leave(redis)
             raise
         finally:
+            if self._is_connected and monotonic() - self._connected_s < _STEADY_S:
+                self._short_s = monotonic()
             self._is_connected = False
             with contextlib.suppress(RedisError, OSError):
                 await redis.aclose()
 
-    async def _subscribe(self, subscription: PubSub) -> None:
-        await answered(subscription.subscribe(*self._participants))
+    async def _open(self, redis: Redis, subscription: PubSub) -> None:
+        """The subscription, and a connection for each participant, whose commands have less time than to open one."""
+        await answered(subscription.subscribe(*self._participants), _OPEN_S)
+        async with asyncio.TaskGroup() as opening:
+            for channel in self._participants:
+                opening.create_task(answered(redis.ping(), _OPEN_S), name=f"redis open {channel}")
         for _ in self._participants:
             await _next_message(subscription)
 
@@ -173,7 +184,7 @@ class RedisLink:
         return monotonic() - self._refused_s < _STEADY_S
 
     def _found(self) -> None:
-        if self._logged_down and not self._refuses():
+        if self._logged_down and not self._refuses() and monotonic() - self._short_s >= _STEADY_S:
             log.info("the store is back", store=self._shown_url)
             self._logged_down = False
 
@@ -203,14 +214,14 @@ def address_in(text: bytes) -> str | None:
     return text.decode("ascii") if known else None
 
 
-async def answered(command: Awaitable[_Answer]) -> _Answer:
+async def answered(command: Awaitable[_Answer], within_s: float = TIMEOUT_S) -> _Answer:
     """The answer to `command`; raises TimeoutError when it takes too long, and InvalidResponse for what is no answer.
 
     Python 3.11's `wait_for`, which the library uses for its own time limit, drops a cancellation that arrives together
     with the result, and then the link never stopped.
     """
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(within_s):
             return await command
     except _MISREAD as error:
         raise _no_redis(error) from error

@@ -7,7 +7,7 @@ from typing import Final, cast
 
 from redis.asyncio import Redis
 
-from fairlead.redis.link import answered
+from fairlead.redis.link import SCRIPT_S, answered
 
 # KEYS: what to read. ARGV: the most bytes of one value. Returns what is there; empty for what is no string, or is gone.
 _READ: Final = """
@@ -27,4 +27,4 @@ async def values(redis: Redis, keys: Sequence[bytes], most_bytes: int) -> list[b
     """Those of `keys`, in their order; empty where there is none. One that is too long has `most_bytes`."""
     if not keys:
         return []
-    return cast(list[bytes], await answered(redis.register_script(_READ)(keys, [most_bytes])))
+    return cast(list[bytes], await answered(redis.register_script(_READ)(keys, [most_bytes]), SCRIPT_S))

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from redis.commands.core import AsyncScript
 
 from fairlead.core.sessions import SessionTable
-from fairlead.redis.link import LONGEST_ADDRESS, address_in, answered
+from fairlead.redis.link import LONGEST_ADDRESS, SCRIPT_S, address_in, answered
 from fairlead.redis.reading import values
 
 KEY_PREFIX: Final = "fairlead:session:"
@@ -143,7 +143,7 @@ class RedisSessions:
             self._in_flight = dict(batch)
             try:
                 with self._asking() as updated:
-                    lost = await answered(claim(keys, [self._writer, self.channel, ttl_ms, *addresses]))
+                    lost = await answered(claim(keys, [self._writer, self.channel, ttl_ms, *addresses]), SCRIPT_S)
             except BaseException:
                 self._pending = dict(batch) | self._pending | dict(batch)  # the oldest previous address counts
                 self._wake.set()
