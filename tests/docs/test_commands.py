@@ -28,6 +28,7 @@ PAGES: Final = (
     "README.md",
     "docs/upgrade.md",
     "docs/clients.md",
+    "docs/sharing.md",
     *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("start-*.md"))),
 )
 _BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -1,7 +1,7 @@
 """Load shared between sidecars: each publishes what it has in flight, for the others within 0.1 s.
 
 A message holds a sidecar's whole load, without the endpoints that have none. It is sent every 50 ms while the load
-changes, and as a heartbeat in between; among more than 25 sidecars more rarely, as each reads what all the others send.
+changes, and as a heartbeat in between; among more than 26 sidecars more rarely, as each reads what all the others send.
 The load of a sidecar that is silent for a second is dropped, though its requests may still run.
 """
 
