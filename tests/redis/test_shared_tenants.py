@@ -105,6 +105,23 @@ async def test_without_redis_each_has_half_of_what_was_left_and_both_agree_when_
     await until(lambda: second.left(b"u") == 0, "what is granted is shared again")
 
 
+async def test_a_redis_that_breaks_off_again_and_again_costs_what_one_break_does(
+    redis: RedisServer, join: Join
+) -> None:
+    first, second = await pair(join)
+    assert first.take(0) == 0  # remembered, with nothing taken
+    await until(lambda: first.parts() == second.parts() == 2, "each knows that there are two")
+    for lost in range(1, 5):
+        redis.ask("CLIENT", "KILL", "TYPE", "pubsub")
+        await until(lambda lost=lost: first.sidecar.store.link.failures == lost, "it has noticed")  # type: ignore[misc]
+        await until(first.sidecar.up, "it has connected again")
+        await until(lambda: first.sidecar.store.load.peers.count == 1, "and knows of the other")
+    assert first.left() == LIMIT / 2
+    await until(lambda: first.rates.is_shared and second.rates.is_shared, "one has lasted")
+    first.take(1000)
+    await until(lambda: second.left() <= LIMIT - 1000, "what is granted is shared again")
+
+
 def waits(sidecar: Sidecar, tenant: bytes) -> Waiting:
     admission = sidecar.admission
     waiting = Waiting(admission.lane("m"), lambda _: 100.0, tenant=tenant, cost_ms=100.0)

@@ -4,7 +4,8 @@ Each sidecar publishes what it granted since its last message, ten times a secon
 rarely, as each reads what all the others send), and the others pay it from their own buckets and accounts. So a limit
 is exceeded at most by what the others grant within that delay, and the debt is paid back before anything more is
 granted. A message that is lost with its connection is never repeated: while Redis is away each sidecar has its part of
-every limit, by the number of sidecars seen last.
+every limit, by the number of sidecars seen last. Each such change costs what the parts of the others had left. So once
+a connection has broken off within seconds, nothing is shared until one has lasted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import islice
+from math import inf
 from secrets import token_bytes
+from time import monotonic
 from typing import Final
 
 import msgspec
@@ -28,6 +31,7 @@ _MOST_BYTES: Final = 1 << 20  # of a message
 _LONGEST_NAME: Final = 512
 _NAME_BYTES: Final = 8
 _MOST: Final = 1e12  # of tokens or ms in one message: a debt beyond is never paid back
+_STEADY_S: Final = 5.0
 _MOST_RECEIVED_PER_S: Final = 500  # messages, of all other sidecars
 
 
@@ -58,6 +62,7 @@ class SharedTenants:
         self._peers = peers
         self._clock_s = clock_s
         self._name = token_bytes(_NAME_BYTES)
+        self._lasted_s = inf  # for how long it was shared when it was last
 
     def received(self, message: bytes) -> None:
         if message[:_NAME_BYTES] == self._name:
@@ -66,6 +71,8 @@ class SharedTenants:
         if report is None:
             self.malformed += 1
             return
+        if not self._rates.is_shared:
+            return
         now_s = self._clock_s()
         for tenant, tokens, engine_ms in report.rates:
             self._rates.others_took(tenant, tokens, engine_ms, now_s)
@@ -73,7 +80,9 @@ class SharedTenants:
             self._admission.queue.others_gave((group, level, tenant), engine_ms)
 
     async def serve(self, redis: Redis) -> None:
-        rates, self.parts = self._rates, None
+        if self._lasted_s < _STEADY_S:
+            await asyncio.sleep(_STEADY_S)
+        rates, self.parts, began_s = self._rates, None, monotonic()
         rates.divide(1, self._clock_s())
         self._share(is_shared=True)
         try:
@@ -82,6 +91,7 @@ class SharedTenants:
                 self.parts = self._peers() + 1  # just after Redis has answered: it is no outage that silences them
                 await asyncio.sleep(max(PERIOD_S, self._peers() / _MOST_RECEIVED_PER_S))
         finally:
+            self._lasted_s = monotonic() - began_s
             self._share(is_shared=False)
             rates.divide(self.parts, self._clock_s())
 
