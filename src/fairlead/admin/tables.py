@@ -51,7 +51,9 @@ def _store(services: Services) -> Iterator[Metric]:
     if store is None:
         return
     yield GaugeMetricFamily(
-        "fairlead_store_up", "1 if the shared store answers; if 0 the local table serves", value=store.up
+        "fairlead_store_up",
+        "1 if the shared store answers and refuses nothing; if 0 the local table serves",
+        value=store.up,
     )
     yield GaugeMetricFamily("fairlead_store_peers", "Other sidecars that share it", value=store.peers)
     yield GaugeMetricFamily("fairlead_store_pending", "Bindings that wait to be written to it", value=store.pending)
