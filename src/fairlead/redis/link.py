@@ -69,7 +69,6 @@ class RedisLink:
         self._refused_s = -inf  # when Redis refused a command last
         self._connected_s = -inf
         self._short_s = -inf  # when a connection was lost last that had not lasted long
-        self._short_s = -inf  # when a connection ended last that had not lasted long
         self._url = url
         self._password = password
         self._shown_url = without_password(url)
