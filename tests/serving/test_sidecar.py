@@ -116,12 +116,6 @@ async def test_what_the_configuration_names_and_is_not_there_ends_the_start(file
     assert is_free(file.listen["admin"])
 
 
-def test_what_it_serves_is_what_was_checked(file: ConfigFile) -> None:
-    """Not an earlier reading of a file that may have changed since."""
-    with pytest.raises(UserError, match=r"observe\.state: .* is a folder; write the path of a file"):
-        Sidecar(file.write(observe={"state": "."}))
-
-
 async def test_it_is_ready_when_all_is_started_and_says_when_it_drains(
     file: ConfigFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

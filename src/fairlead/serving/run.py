@@ -8,6 +8,8 @@ from pathlib import Path
 
 import structlog
 
+from fairlead.config import load
+from fairlead.serving.preflight import preflight
 from fairlead.serving.sidecar import Sidecar
 
 log = structlog.get_logger("fairlead")
@@ -18,6 +20,7 @@ async def run(path: Path, started: asyncio.Event | None = None) -> None:
 
     Raises UserError if it cannot start.
     """
+    preflight(load(path), path.parent)
     stop, reload = asyncio.Event(), asyncio.Event()
     sidecar = Sidecar(path)
     loop = asyncio.get_running_loop()

@@ -27,7 +27,6 @@ from fairlead.serving.in_force import InForce
 from fairlead.serving.learned_file import LearnedFile
 from fairlead.serving.loop_delay import watch_loop
 from fairlead.serving.memory import spare_from_collection
-from fairlead.serving.preflight import preflight
 from fairlead.serving.reload import Reloading
 from fairlead.serving.remembering import RememberedPool
 from fairlead.serving.tend import report_faults, tend
@@ -44,7 +43,6 @@ class Sidecar:
     def __init__(self, path: Path) -> None:
         seen = stamp_of(path)
         config = load(path)
-        preflight(config, path.parent)
         self.services = build(config, path.parent)
         self.in_force = InForce(self.services, path.parent)
         self.reloading = Reloading(path, seen, self.services, self.in_force)
