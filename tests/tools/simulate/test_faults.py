@@ -79,6 +79,16 @@ async def test_reset_ends_the_connection_without_a_byte(client: httpx.AsyncClien
     assert (await ask(client)).status_code == 200
 
 
+async def test_an_engine_dies_of_a_text_and_stays_dead(client: httpx.AsyncClient) -> None:
+    await set_fault(client, kind="dies", text="deadly")
+    assert (await ask(client)).status_code == 200
+    for content in ("a deadly prompt", "hello"):
+        body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+        with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
+            await client.post("/v1/chat/completions", json=body)
+    assert (await client.get("/health")).status_code == 503
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_cut_ends_the_connection_in_the_middle(
     client: httpx.AsyncClient, engine: RunningEngine, stream: bool

@@ -1,11 +1,13 @@
 """Faults that a test can set on a simulated engine, one at a time.
 
-`POST /fault {"kind": ..., "count": n, "delay_ms": ms, "status": code}` sets one, `DELETE /fault` clears it. `count` is
-how many requests it affects; without it, all until it is cleared. `delay_ms` is of the wall clock. The kinds:
+`POST /fault {"kind": ..., "count": n, "delay_ms": ms, "status": code, "text": text}` sets one, `DELETE /fault` clears
+it. `count` is how many requests it affects; without it, all until it is cleared. `delay_ms` is of the wall clock. The
+kinds:
 
 - `down`: everything gets 503, `/health` too, as on an engine whose core has crashed.
 - `slow`: `delay_ms` (1,000) pass before a request is answered, or less when the fault is cleared meanwhile.
 - `error`: a request gets `status` (500) in OpenAI's envelope.
+- `dies`: the TCP connection is reset, and those of all later requests; other pages get 503.
 - `reset`: the TCP connection is reset before any byte of a response.
 - `cut`: the connection is closed in the middle: of a stream after its first tokens, of a body at its half.
 - `hang`: a request is taken and never answered; `/health` stays well.
@@ -13,8 +15,9 @@ how many requests it affects; without it, all until it is cleared. `delay_ms` is
 - `no_metrics`: `/metrics` is a 404, as on an SGLang without `--enable-metrics`; all else is well.
 - `no_bootstrap`: the bootstrap server of the KV connector resets its connections, until this is cleared.
 
-Faults affect and count requests for inference, and with `only` (`export` or `import`) only that leg of a KV transfer.
-`down` also affects `/health` and the other pages, uncounted.
+Faults affect and count requests for inference, with `only` (`export` or `import`) only that leg of a KV transfer, and
+with `text` only those whose body contains it.
+`down` also affects `/health` and the other pages, uncounted, and so does `dies` from the first on.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import Final, Literal
 
 import msgspec
 
-FaultKind = Literal["down", "slow", "error", "reset", "cut", "hang", "miscount", "no_metrics", "no_bootstrap"]
+FaultKind = Literal["down", "slow", "error", "dies", "reset", "cut", "hang", "miscount", "no_metrics", "no_bootstrap"]
 _OF_OTHER_PAGES: Final = ("no_metrics", "no_bootstrap")  # they strike no request
 Leg = Literal["export", "import"]
 
@@ -36,6 +39,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delay_ms: float = 1000.0
     status: int = 500
     only: Leg | None = None
+    text: str = ""
 
 
 class Faults:
@@ -58,10 +62,12 @@ class Faults:
             async with asyncio.timeout(fault.delay_ms / 1000):
                 await self._changed.wait()
 
-    def strike(self, leg: Leg | None) -> Fault | None:
+    def strike(self, leg: Leg | None, body: bytes) -> Fault | None:
         """The fault for this request, which may be a leg of a KV transfer; counts it."""
         fault = self.current
         if fault is None or fault.kind in _OF_OTHER_PAGES or fault.only not in (None, leg):
+            return None
+        if fault.text.encode() not in body:
             return None
         if self._left > 0:
             self._left -= 1
@@ -79,7 +85,9 @@ class Faults:
 
     @property
     def down(self) -> bool:
-        return self.current is not None and self.current.kind == "down"
+        """For all requests: an engine that is still to die has a `text` that kills it."""
+        fault = self.current
+        return fault is not None and (fault.kind == "down" or (fault.kind == "dies" and not fault.text))
 
 
 def parse_fault(body: bytes) -> Fault:

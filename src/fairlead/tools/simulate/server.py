@@ -181,7 +181,8 @@ class _Server:
         try:
             if request.path in _INFERENCE_PATHS and request.method == "POST":
                 await self._record(request)
-                fault = self.faults.strike(_leg(await request.read()))
+                body = await request.read()
+                fault = self.faults.strike(_leg(body), body)
                 if fault is not None:
                     await self._strike(request, fault)
             elif self.faults.down and request.path not in _CONTROL_PATHS:
@@ -215,6 +216,9 @@ class _Server:
             raise AskError("The engine is down", status=503)
         elif fault.kind == "error":
             raise AskError("The engine failed as it was asked to", status=fault.status)
+        elif fault.kind == "dies":
+            self.faults.set(Fault("dies"))
+            await wire.reset(request)
         elif fault.kind == "reset":
             await wire.reset(request)
         elif fault.kind == "hang":
