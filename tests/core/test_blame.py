@@ -144,6 +144,21 @@ def test_a_prompt_that_an_engine_has_answered_is_not_at_fault_however_often_it_i
     assert ejected(world) == {"a:1"}
 
 
+@pytest.mark.parametrize("unanswered", [False, True])
+def test_a_busy_engine_whose_connections_break_has_failed_and_one_that_says_503_itself_is_full(
+    *, unanswered: bool
+) -> None:
+    world = World()
+    world.endpoint("a:1")
+    is_served(world, 0, 1.0)
+    sent(world, prompt(1), 1.0)  # and stays there
+    for number in range(REQUEST_FAILURES_TO_EJECT):
+        in_flight = sent(world, prompt(100 + number), 2.0)
+        in_flight.served("a:1", 503, 2.0, in_one_piece=True, unanswered=unanswered)
+        in_flight.ended(2.0)
+    assert ejected(world) == ({"a:1"} if unanswered else set())
+
+
 def test_a_prompt_that_takes_long_by_itself_does_not_show_that_its_engine_hangs() -> None:
     world = World()
     world.endpoint("a:1", prefill_ms_per_token=0.1)

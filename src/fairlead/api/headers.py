@@ -71,6 +71,7 @@ PREFILLED: Final = b"x-fairlead-prefilled"  # its KV waits at another engine, fo
 ELSE_ALONE: Final = b"else-alone"  # its value where the next attempt needs no KV of another engine
 SENT_ONCE: Final = b"x-fairlead-sent-once"  # of full duplex: a second attempt would get the body twice
 FIRST_EVENT: Final = b"x-fairlead-first-event"  # its engine may be full: the answer waits for its first event
+UNANSWERED: Final = b"x-fairlead-unanswered"  # of Envoy's own 503: the engine's connection failed, or it ended
 CLUSTER: Final = b"x-fairlead-cluster"
 BLIND_MODEL: Final = b"x-fairlead-blind-model"
 MODEL_SPANS: Final = b"x-fairlead-model-spans"

@@ -196,11 +196,12 @@ class InFlight:
         move, self._copy = self._copy, None
         return move
 
-    def served(self, address: str, code: int, now_s: float, *, in_one_piece: bool) -> None:
+    def served(self, address: str, code: int, now_s: float, *, in_one_piece: bool, unanswered: bool = False) -> None:
         """An engine at `address` answered with `code`; the gateway passed over the decision's addresses before it.
 
         An answer in one piece comes when all of its tokens are there. A full queue is no fault of the engine; of one
         that was passed over the code is not known: there its report tells, or a stream that it refused meanwhile.
+        `unanswered`: the code is the gateway's own, as the connection to the engine failed or ended.
         """
         if self.phase != "sent":
             return
@@ -248,7 +249,7 @@ class InFlight:
         if in_one_piece:
             self._ticket.prefilled()
         was_full = code in QUEUE_FULL and endpoint.refused_s >= max(self.sent_s, now_s - _JUST_NOW_S)
-        if refused and (was_full or endpoint.refuses(code, now_s)):
+        if refused and not unanswered and (was_full or endpoint.refuses(code, now_s)):
             if prefiller is None:
                 endpoint.refused(now_s)
             else:  # the queue of one of the two

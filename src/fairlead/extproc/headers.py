@@ -17,6 +17,7 @@ from fairlead.api.headers import (
     SUBSET,
     TASK,
     TEST_SELECTION,
+    UNANSWERED,
     UPGRADE,
 )
 from fairlead.cascade.escalation import PASSED_ON
@@ -82,6 +83,11 @@ def status_and_type(header_map: HeaderMap) -> tuple[int, bytes]:
         if code and content_type:
             break
     return code, content_type
+
+
+def is_unanswered(header_map: HeaderMap) -> bool:
+    """Whether the response is Envoy's own, as the engine's connection failed or ended before an answer."""
+    return any(header.key == UNANSWERED for header in header_map.headers)
 
 
 def forbidden_in(headers: Headers) -> list[str]:

@@ -211,10 +211,10 @@ def with_headers(reply: bytes, headers: Iterable[Header]) -> bytes:
     return made.SerializeToString()
 
 
-def without_length(reply: bytes) -> bytes:
-    """`reply` to response headers of an answer whose body will change."""
+def without_header(reply: bytes, name: str) -> bytes:
+    """`reply` to response headers, which also removes this one."""
     made = ProcessingResponse.FromString(reply)
-    made.response_headers.response.header_mutation.remove_headers.append("content-length")
+    made.response_headers.response.header_mutation.remove_headers.append(name)
     return made.SerializeToString()
 
 

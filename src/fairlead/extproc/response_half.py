@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from fairlead.api import headers as names
 from fairlead.api.answer_model import MOST_WHOLE_BYTES, AnswerModel
 from fairlead.api.stream_error import stream_error
 from fairlead.core.in_flight import ABORTED_CODE
@@ -41,12 +42,15 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
     served = h.served_address(message)
     address = served or decision.addresses[0]
     in_one_piece = not content_type.startswith(EVENT_STREAM)
+    unanswered = code == _UNAVAILABLE and h.is_unanswered(message.response_headers.headers)
     if served is None and code == _UNAVAILABLE and services.reports_served is not False:
         in_flight.unserved(code)  # Envoy says who answered, if anybody did: it has found no engine healthy yet
     else:
         if services.reports_served is None or served is not None:
             services.reports_served = served is not None
-        in_flight.served(address, code or ABORTED_CODE, services.clock_s(), in_one_piece=in_one_piece)
+        in_flight.served(
+            address, code or ABORTED_CODE, services.clock_s(), in_one_piece=in_one_piece, unanswered=unanswered
+        )
         if not in_flight.from_elsewhere:
             exchange.leave_prefill()
     limits = limit_headers(exchange)
@@ -82,7 +86,9 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
     if limits:
         reply = replies.with_headers(reply, limits)
     if exchange.answer_model is not None:
-        reply = replies.without_length(reply)
+        reply = replies.without_header(reply, "content-length")  # its body will change
+    if unanswered:
+        reply = replies.without_header(reply, names.UNANSWERED.decode())
     if services.config.gateway.test_endpoint_selection:
         reply = replies.with_served_endpoint(reply, address)
     return (reply,)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from fairlead.api import headers as names
 from fairlead.gateway.parts import Part, type_url
 
 # Answers already in that shape: the sidecar's, the guard's, and those of a route that leads nowhere.
@@ -64,9 +65,18 @@ def openai_errors(max_body_bytes: int, max_headers: int, max_headers_kib: int) -
                 "body_format_override": _envelope(no_memory, "server_error", "overloaded"),
             },
             {
-                # No healthy host, connection failed, connection ended, reset, overflow.
-                "filter": {"response_flag_filter": {"flags": ["UH", "UF", "UC", "UR", "UO"]}},
+                # No healthy host, overflow.
+                "filter": {"response_flag_filter": {"flags": ["UH", "UO"]}},
                 "headers_to_add": [{"header": {"key": "retry-after", "value": "1"}}],
+                "body_format_override": _envelope(no_engine, "server_error", "no_engine"),
+            },
+            {
+                # Connection failed, connection ended, reset. The sidecar must not take it for an engine's full queue.
+                "filter": {"response_flag_filter": {"flags": ["UF", "UC", "UR"]}},
+                "headers_to_add": [
+                    {"header": {"key": "retry-after", "value": "1"}},
+                    {"header": {"key": names.UNANSWERED.decode(), "value": "1"}},
+                ],
                 "body_format_override": _envelope(no_engine, "server_error", "no_engine"),
             },
             {
