@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from random import Random
 
 import msgspec
@@ -26,6 +27,7 @@ from tests.extproc.world import (
     LIMIT_BYTES,
     Conversation,
     as_response,
+    at_rest,
     chat,
     destination,
     kinds,
@@ -437,3 +439,41 @@ def test_any_bytes_are_refused_or_routed_without_an_exception(body: bytes) -> No
     for path in ("/v1/chat/completions", "/generate"):
         replies = Conversation().say(request_headers(path=path), request_body(body))
         assert kinds(replies)[-1] in ("request_body", "immediate_response")
+
+
+def test_a_prompt_that_kills_engines_is_refused_as_the_clients_fault_without_a_time_to_come_back() -> None:
+    services = make_services(fallbacks=1)
+
+    def served(body: bytes, status: int, at: str | None = None) -> str | None:
+        conversation = Conversation(services)
+        *_, routed = conversation.say(request_headers(), request_body(body))
+        listed = destination(routed)
+        if listed is not None:
+            answer = response_headers(status, served=at or listed.split(",")[-1])
+            if status == 503:
+                answer.response_headers.headers.headers.add(key=b"x-fairlead-unanswered", raw_value=b"1")
+            (shown,) = conversation.say(answer)
+            removed = shown.response_headers.response.header_mutation.remove_headers
+            assert ("x-fairlead-unanswered" in removed) is (status == 503)
+            conversation.say(response_trailers())
+        return listed
+
+    def everything_works() -> None:
+        for address in ("10.0.0.1:1", "10.0.0.2:1"):
+            served(chat(user=address), 200, address)
+
+    deadly = chat(messages=[{"role": "user", "content": "a prompt that kills"}])
+    services = replace(services, clock_s=count(1.0).__next__)
+    everything_works()
+    assert set((served(deadly, 503) or "").split(",")) == {"10.0.0.1:1", "10.0.0.2:1"}
+    everything_works()
+    first, again = (served(deadly, 503) or "").split(",")  # the list is repeated, as Envoy tries as often
+    assert first == again
+    everything_works()
+    *_, refused = Conversation(services).say(request_headers(), request_body(deadly))
+    answer = refused.immediate_response
+    assert answer.status.code == 422
+    assert json.loads(answer.body)["error"]["code"] == "prompt_fails_engines"
+    assert json.loads(answer.body)["error"]["type"] == "invalid_request_error"
+    assert "retry-after" not in set_headers(refused)
+    assert at_rest(services)

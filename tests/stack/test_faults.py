@@ -112,6 +112,47 @@ async def test_a_prompt_that_fails_at_every_engine_however_often_takes_none_from
     assert {answer.headers["x-fairlead-endpoint"] for answer in answers} == {each.address for each in pool.engines}
 
 
+async def test_a_prompt_that_kills_each_engine_leaves_the_pool_to_other_clients_however_often_it_is_sent(
+    stack: Start,
+) -> None:
+    pool = await stack(*(engine("small") for _ in range(6)))
+    for number in range(6):
+        await pool.fault(number, kind="dies", text="a prompt that kills")
+    before = await asyncio.gather(*(pool.chat(f"{number} hello", model="small") for number in range(24)))
+    assert {answer.headers["x-fairlead-endpoint"] for answer in before} == {each.address for each in pool.engines}
+
+    async def alive() -> int:
+        pages = [pool.client.get(f"http://{each.address}/health") for each in pool.engines]
+        return [page.status for page in await asyncio.gather(*pages)].count(200)
+
+    async def the_dead_are_known() -> bool:
+        return await pool.metric("fairlead_endpoint_up") == await alive()
+
+    # With others there, a 503 of the engine's own would be a full queue.
+    running = [
+        asyncio.create_task(pool.chat(f"{number} long", model="small", max_tokens=100_000)) for number in range(12)
+    ]
+
+    async def all_are_busy() -> bool:
+        loads = [await pool.metric("fairlead_inflight_requests", endpoint=each.address) for each in pool.engines]
+        return min(loads) > 0
+
+    await pool.until(all_are_busy, "each engine has a long request")
+    deadly, others = [], []
+    for number in range(20):
+        deadly.append(await pool.chat("a prompt that kills", model="small"))
+        await pool.until(the_dead_are_known, "the dead engines are out")
+        others.append(await pool.chat(f"{number} how are you", model="small"))
+    assert [answer.status for answer in deadly] == [503] * 2 + [422] * 18
+    assert deadly[-1].json()["error"]["code"] == "prompt_fails_engines"
+    assert [answer.status for answer in others] == [200] * 20
+    assert await alive() == 2
+    assert await pool.metric("fairlead_suspect_prompts_total", outcome="refused") == 18
+    for task in running:
+        task.cancel()
+    await pool.at_rest()
+
+
 @pytest.mark.parametrize("mode", ["buffered", "full_duplex"])
 async def test_when_the_sidecar_is_killed_requests_flow_and_its_return_is_noticed(stack: Start, mode: Mode) -> None:
     pool = await stack(engine("small"), engine("large"), mode=mode)

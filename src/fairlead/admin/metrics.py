@@ -102,6 +102,15 @@ def _faults(services: Services) -> Iterator[Metric]:
     held.add_metric(("refused",), refused)
     held.add_metric(("passed",), services.recorder.held_streams - refused)
     yield held
+    suspects = CounterMetricFamily(
+        "fairlead_suspect_prompts",
+        "Requests whose prompt had failed at several engines that worked; alone: sent to one, without fallbacks, "
+        "refused: with 422, as that one had failed too",
+        labels=("outcome",),
+    )
+    suspects.add_metric(("alone",), services.router.suspects.alone)
+    suspects.add_metric(("refused",), services.router.suspects.refused)
+    yield suspects
     yield CounterMetricFamily(
         "fairlead_reloads_refused",
         "New configurations that were wrong; the old one stays, the log has the reason",

@@ -65,6 +65,15 @@ def no_endpoint() -> HttpAnswer:
     return msgspec.structs.replace(answer, dropped=b"rejected-no-endpoints")
 
 
+def kills_engines() -> HttpAnswer:
+    """A 4xx, as others send a 5xx again, or to another pool; and no `retry-after`, as waiting does not mend it."""
+    message = (
+        "Engines that served other requests failed at this very prompt, one after another, so it is sent to none for "
+        "some minutes. Do not repeat it; change it, or tell the operator of this gateway"
+    )
+    return _error(422, "prompt_fails_engines", message)
+
+
 def one_server() -> HttpAnswer:
     """Its model has only servers that do one half, and this request is for one that does both."""
     message = (

@@ -136,6 +136,7 @@ class Endpoint:
         "adapters",
         "address",
         "answered_s",
+        "failing_s",
         "health",
         "hops",
         "identity",
@@ -194,6 +195,7 @@ class Endpoint:
         self.answered_s = -inf  # when a request last had an answer here, or the end of one
         self._passed_over_s = 0.0  # since when
         self.served_s = -inf  # when a request last succeeded here
+        self.failing_s = -inf  # since when requests fail here; none does once one has succeeded later
         self.refused_s = -inf  # when it last refused one, as its queue was full
         self.running_limit = RunningLimit()
         self.warm_in = WarmIn()
@@ -342,7 +344,17 @@ class Endpoint:
 
         `cause` stands for its prompt, where that may be at fault as well.
         """
+        self.failed_one(now_s)
         self.health.failed(now_s, cause)
+
+    def failed_one(self, now_s: float) -> None:
+        """A request failed here, by whosever fault."""
+        if self.failing_s <= self.served_s:
+            self.failing_s = now_s
+
+    def worked_at(self, sent_s: float) -> bool:
+        """Whether an engine at which a request has just failed had worked when that was sent, as its first to fail."""
+        return self.served_s > -inf and self.failing_s >= sent_s
 
     def request_answered(self, now_s: float) -> None:
         """A request has its answer from here, with whatever status."""

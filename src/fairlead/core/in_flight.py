@@ -33,6 +33,7 @@ Phase = Literal["admitted", "sent", "served", "ended", "withdrawn"]
 CLIENT_ERROR: Final = 400
 NOT_FOUND: Final = 404
 SERVER_ERROR: Final = 500
+TIMED_OUT: Final = 504
 QUEUE_FULL: Final = (429, 503)
 _JUST_NOW_S: Final = 1.0  # before its status came, a stream that the engine refused was seen to be refused
 NEARLY_FULL: Final = 0.75  # of a KV cache: the next prompt may find no room
@@ -256,6 +257,8 @@ class InFlight:
                 prefiller.hops.failed(now_s, placement.cause_of(self.request))
         elif code >= SERVER_ERROR:
             if not self._lost_prefill:
+                if not self.from_elsewhere and code != TIMED_OUT:  # else another engine, or its length, may be why
+                    placement.prompt_failed(self.request, [*failed, endpoint], self.sent_s, now_s)
                 self._failed_at([*failed, endpoint], prefiller, now_s)
                 return
         elif code == NOT_FOUND:

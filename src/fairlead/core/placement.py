@@ -18,6 +18,7 @@ from fairlead.core.prefix_index import HeldBefore, PrefixIndex
 from fairlead.core.rendezvous import OtherRouters
 from fairlead.core.retention import LEAST_TOKENS, Retention
 from fairlead.core.sessions import SessionTable
+from fairlead.core.suspects import Suspects, Treatment
 from fairlead.core.transfers import TransferTimes
 
 _COMPUTED_S: Final = 1.0
@@ -34,6 +35,7 @@ class Placement:
         self.sessions = sessions
         self.planner = Planner(rules, sessions)
         self.answered = AnsweredPrompts()
+        self.suspects = Suspects()
         self.transfers = TransferTimes()
         self.others = OtherRouters()
         self.retentions: dict[str, Retention] = {}  # by address, of engines that were seen to report cached tokens
@@ -106,6 +108,7 @@ class Placement:
     ) -> None:
         """The engine at `address` computed all of the prompt, and an answer of `reply` tokens."""
         if request.turn is not None:
+            self.suspects.answered((request.model, request.turn.key), address)
             self.answered.add(request.turn.key, Answered(address, committed_s, prompt_tokens, reply))
 
     def learn_cached(
@@ -152,12 +155,26 @@ class Placement:
             self.index.evicted_before(address, now_s - retention.value_s)
         self.planner.drop_commands(addresses)
         self.answered.forget_all_but(self.pool.models)
+        self.suspects.forget_all_but(addresses)
         self.transfers.forget_all_but(addresses)
 
     def cause_of(self, request: RequestFacts) -> int | None:
         """What stands for a prompt that may be why an engine failed; None: one has answered the very same."""
         turn = request.turn
         return None if turn is None or self.answered.get(turn.key) is not None else turn.key
+
+    def prompt_failed(self, request: RequestFacts, tried: Sequence[Endpoint], sent_s: float, now_s: float) -> None:
+        """It was sent at `sent_s`, and served by none of those that were `tried`: it may be why they failed."""
+        for endpoint in tried:
+            endpoint.failed_one(now_s)
+        cause = self.cause_of(request)
+        if cause is not None:
+            self.suspects.failed((request.model, cause), tried, sent_s, now_s)
+
+    def treatment(self, request: RequestFacts, now_s: float) -> Treatment | None:
+        """Whether it is a prompt that may kill engines, and what becomes of it then."""
+        cause = self.cause_of(request)
+        return None if cause is None else self.suspects.treatment((request.model, cause), now_s)
 
     def flip(self, move: Move, request: RequestFacts, copied_share: float, now_s: float) -> FlipRefused | None:
         """The target holds this share of the prompt of `request`, which caused `move`: the session is bound there now.

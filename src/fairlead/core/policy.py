@@ -112,7 +112,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 class Refusal(msgspec.Struct, frozen=True, gc=False):
     """Why no endpoint can be given."""
 
-    reason: Literal["unknown_model", "no_endpoint", "slo_unmet", "one_server"]  # the last: it must do both halves
+    # `one_server`: it must do both halves; `kills_engines`: its prompt does, as it seems.
+    reason: Literal["unknown_model", "no_endpoint", "slo_unmet", "one_server", "kills_engines"]
     late_ms: float = 0.0  # by which the first token would miss its objective
 
 

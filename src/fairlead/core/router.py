@@ -94,9 +94,15 @@ class Router(Halves):
         """
         if (models := self.pool.mixed.get(request.model or "")) is not None:
             request = self._for_one_of(models, request, subset, now_s)
+        treatment = self.treatment(request, now_s) if self.suspects.are_any else None
+        if treatment == "refused":
+            self.suspects.refused += 1
+            return Refusal("kills_engines")
         decision = self._decide(request, subset, now_s, others)
         if isinstance(decision, Refusal):
             return decision
+        if treatment == "alone":
+            decision = self._on_trial(request, decision)
         chosen = self.pool.by_address[decision.addresses[0]]
         chosen.last_chosen = decision.number
         if decision.prefill is not None and decision.prefill.is_split:
@@ -114,6 +120,14 @@ class Router(Halves):
             ticket.release()
             raise
         return InFlight(self, self.feedback, request, decision, ticket)
+
+    def _on_trial(self, request: RequestFacts, decision: Decision) -> Decision:
+        """The first endpoint alone, for a prompt that may kill each at which it is tried."""
+        assert request.turn is not None
+        suspects, address = self.suspects, decision.addresses[0]
+        suspects.alone += 1
+        suspects.tried((request.model, request.turn.key), address, decision.decided_s)
+        return msgspec.structs.replace(decision, addresses=(address,))
 
     def _for_one_of(
         self, models: Sequence[str], request: RequestFacts, subset: Collection[str] | None, now_s: float

@@ -144,6 +144,8 @@ def place(services: Services, prepared: Prepared, waited_s: float = 0.0) -> Pick
             return Refused(refusals.unknown_model(asked.prompt.model or asked.name))
         if admitted.reason == "slo_unmet":
             return Refused(refusals.too_late(retry_after_s(admitted.late_ms)), asked.route)
+        if admitted.reason == "kills_engines":
+            return Refused(refusals.kills_engines(), asked.route)
         one_server = admitted.reason == "one_server"
         return Refused(refusals.one_server() if one_server else refusals.no_endpoint(), asked.route)
     try:
