@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 
 from fairlead.access import PLAIN
+from fairlead.core.blame import Blame
 from fairlead.core.endpoint import Endpoint
-from fairlead.core.hop import Blame
 from fairlead.core.pool import Pool
 from fairlead.core.router import Router
 from fairlead.engines.alongside import Prefill

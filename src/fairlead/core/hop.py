@@ -5,17 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+from fairlead.core.blame import Blame, blame_prefiller
 from fairlead.core.facts import RequestFacts
 from fairlead.core.ledger import Ticket
 from fairlead.core.observation import Observation
 from fairlead.core.placement import Placement
 from fairlead.core.prefill_decode import PrefillChoice
-
-# Who is at fault where a prompt was not computed, or came to nothing: the endpoint that was asked; it or the prompt; or
-# nothing but how the two endpoints are connected, so that it may still answer well.
-Blame = Literal["nobody", "engine", "either", "connection"]
 
 
 class Hop:
@@ -81,12 +76,8 @@ class Hop:
         placement, address = self._placement, self.address
         placement.roll_back(self._request, address, self._choice.prefiller_cached_blocks, self._began_s)
         endpoint = placement.pool.by_address.get(address)
-        if endpoint is None or blames == "nobody":
-            return
-        cause = None if blames == "engine" else placement.cause_of(self._request)
-        endpoint.hops.failed(now_s, cause)
-        if blames != "connection":
-            endpoint.request_failed(now_s, cause)
+        if endpoint is not None:
+            blame_prefiller(endpoint, blames, placement.cause_of(self._request), now_s)
 
     def observation(self, prompt_tokens: int | None, cached_tokens: int | None, now_s: float) -> Observation:
         """What its answer shows of its speed; before `done`."""

@@ -12,6 +12,7 @@ from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
 from fairlead.core.migration import Planner, Rules
 from fairlead.core.moves import Move
+from fairlead.core.observation import Observation
 from fairlead.core.policy import Credit, Decision
 from fairlead.core.pool import Pool
 from fairlead.core.prefix_index import HeldBefore, PrefixIndex
@@ -103,27 +104,36 @@ class Placement:
         if request.prefix:
             self.index.roll_back(request.prefix, address, cached_blocks, committed_s)
 
-    def answer_ended(
-        self, request: RequestFacts, address: str, committed_s: float, prompt_tokens: int | None, reply: int | None
-    ) -> None:
-        """The engine at `address` computed all of the prompt, and an answer of `reply` tokens."""
+    def answer_ended(self, request: RequestFacts, address: str, committed_s: float, seen: Observation | None) -> None:
+        """The engine at `address` computed all of the prompt, and an answer, of which `seen` may say the lengths."""
         if request.turn is not None:
             self.suspects.answered((request.model, request.turn.key), address)
-            self.answered.add(request.turn.key, Answered(address, committed_s, prompt_tokens, reply))
+            known = (None, None) if seen is None or seen.several else (seen.prompt_tokens, seen.completion_tokens)
+            self.answered.add(request.turn.key, Answered(address, committed_s, *known))
 
-    def learn_cached(
-        self, request: RequestFacts, decision: Decision, held: Sequence[HeldBefore], cached_tokens: int | None
-    ) -> bool:
+    def learn(self, request: RequestFacts, decision: Decision, held: Sequence[HeldBefore], seen: Observation) -> None:
+        """What an answer showed of the caches, where `held` was expected, and of the way of its KV."""
+        target = self.pool.by_address.get(seen.address)
+        if target is not None:
+            self.transfers.answered(target, decision, seen)
+        if seen.direct and not seen.several:
+            self._learn_cached(request, decision, held, seen)
+
+    def _learn_cached(
+        self, request: RequestFacts, decision: Decision, held: Sequence[HeldBefore], seen: Observation
+    ) -> None:
         """What the engine chosen by `decision` reports to have had in its cache, where `held` was expected.
 
-        Whether it said so: what is absent means none only where others were reported.
+        What is absent means none only where others were reported.
         """
-        address = decision.addresses[0]
+        if not seen.prompt_tokens:
+            return
+        address, cached_tokens = decision.addresses[0], seen.cached_tokens
         retention = self.retentions.setdefault(address, Retention())
         retention.reports |= bool(cached_tokens)
         if cached_tokens is None:
             if not retention.reports:
-                return False
+                return
             cached_tokens = 0
         now_s, start = decision.decided_s, 0
         oldest: tuple[float, float] | None = None  # age and tokens of what was kept
@@ -145,7 +155,9 @@ class Placement:
         if cached_tokens > decision.cached_tokens + LEAST_TOKENS and credit is None:
             retention.surprised(cached_tokens - decision.cached_tokens)
         self.index.evicted_before(address, now_s - retention.value_s)
-        return True
+        if credit is None:
+            expected_tokens = decision.cached_tokens * seen.prompt_tokens / max(1, request.tokens)
+            self.others.answered(seen.prompt_tokens, cached_tokens, expected_tokens)
 
     def trim(self, now_s: float) -> None:
         """Engines that evict sooner than their capacity says have evicted more since."""

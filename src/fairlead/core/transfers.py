@@ -6,6 +6,9 @@ from collections.abc import Collection
 from typing import Final
 
 from fairlead.core.endpoint import Endpoint
+from fairlead.core.observation import Observation
+from fairlead.core.policy import Decision
+from fairlead.core.prefill_decode import TRANSFER_SETUP_MS
 
 LEAST_TOKENS: Final = 256  # of a shorter prompt the transfer is lost in everything else that a first token takes
 _WEIGHT: Final = 0.2  # of the newest
@@ -21,13 +24,22 @@ class TransferTimes:
     def ms_per_token(self, target: Endpoint) -> float:
         return self._learned.get(target.address, target.spec.transfer_ms_per_token)
 
-    def observe(self, target: Endpoint, tokens: int, took_ms: float) -> None:
-        """`tokens` came in `took_ms`, without what every transfer takes to start."""
-        if tokens < LEAST_TOKENS:
+    def answered(self, target: Endpoint, decision: Decision, seen: Observation) -> None:
+        """`target` answered a request. Where it was the first choice, and yet not `direct`, its KV came from elsewhere.
+
+        What its first token took is then the way of the KV, where nothing else was to be computed there.
+        """
+        if decision.prefill is None or seen.direct or target.address != decision.addresses[0]:
             return
+        tokens = (seen.prompt_tokens or seen.estimated_tokens) - decision.cached_tokens
+        if seen.first_token_ms is None or seen.queued_tokens or seen.prefilled_tokens or tokens < LEAST_TOKENS:
+            return
+        speed = target.speed
+        steps_ms = seen.first_tokens * speed.decode_ms_per_token * (1 + speed.batch_slowdown * seen.decoding_before)
+        took_ms = seen.first_token_ms - seen.rtt_ms - steps_ms - TRANSFER_SETUP_MS
         before = self.ms_per_token(target)
-        seen = min(max(0.0, took_ms) / tokens, _MOST_MS_PER_TOKEN)
-        self._learned[target.address] = before + _WEIGHT * (seen - before)
+        ms_per_token = min(max(0.0, took_ms) / tokens, _MOST_MS_PER_TOKEN)
+        self._learned[target.address] = before + _WEIGHT * (ms_per_token - before)
 
     def forget_all_but(self, addresses: Collection[str]) -> None:
         self._learned = {address: ms for address, ms in self._learned.items() if address in addresses}

@@ -19,7 +19,7 @@ from fairlead.access import PLAIN, Access
 from fairlead.addresses import host_and_port
 from fairlead.api.edits import with_values
 from fairlead.api.spans import Span
-from fairlead.core.hop import Blame
+from fairlead.core.blame import Blame
 from fairlead.engines.ask import UnansweredError, ask_once
 
 MOST_S: Final = 300.0  # for which SGLang's servers wait for each other

@@ -17,8 +17,8 @@ import msgspec
 
 from fairlead.access import PLAIN, Access
 from fairlead.api.one_token import of_one_token, spans_to_split
+from fairlead.core.blame import Blame
 from fairlead.core.histogram import DURATION_SECONDS, Histogram
-from fairlead.core.hop import Blame
 from fairlead.engines.alongside import Meeting, Prefill, Waiting, abort
 from fairlead.engines.ask import UnansweredError, ask_once
 from fairlead.engines.kv_transfer import Connector, Exported, Party, TransferError

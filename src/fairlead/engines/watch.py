@@ -18,19 +18,20 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import structlog
 
 from fairlead.api.paths import MODELS
 from fairlead.config import Observe
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.health import OTHER_MODEL
-from fairlead.core.reported import EngineIdentity, EngineReport, aged, following, restarted
-from fairlead.dialects import DIALECTS, Dialect, owner_is, read_models
+from fairlead.core.reported import EngineReport, aged, following
+from fairlead.dialects import DIALECTS, Dialect
 from fairlead.engines.ask import Answer, Connection, UnansweredError, connect_ms
+from fairlead.engines.identity import read_identity, with_models
 from fairlead.engines.metrics_text import MOST_BYTES, read_metrics
+from fairlead.engines.restarts import Restarts
 
 _SMALL_BYTES: Final = 64 * 1024  # limit of a probe's answer
 _INFO_BYTES: Final = 1 << 20  # SGLang's /server_info has 40 KB, and a page of models a line for each adapter
@@ -42,7 +43,6 @@ _FIRST_RTTS: Final = 3  # measured in a row at first, so that the first value do
 _LOG_FAULTS_EVERY_S: Final = 60.0
 _MOST_SHARE: Final = 0.02  # of this process's time, for the metrics of one engine: they may have megabytes
 _SHOWN_MODELS: Final = 4
-_STARTS: Final = 16  # of processes that are remembered
 _SEVERAL: Final = (
     "several engines answer at one address, so that neither caches nor restarts can be told; list each at its own"
 )
@@ -77,12 +77,10 @@ class Watch:
         # One for each loop: a hanging request must not delay the other loops.
         access = endpoint.spec.access
         self._for_health, self._for_metrics = (Connection(endpoint.address, access) for _ in range(2))
-        self._starts_s: deque[float] = deque(maxlen=_STARTS)  # of the processes whose pages were read
+        self._restarts = Restarts()
         self._told_of_several = False
         self._reading_ms = 0.0  # what the last page took
         self._rtts_ms: deque[float] = deque(maxlen=_RTTS)
-        self._was_seen = False  # it has answered a probe
-        self._was_gone = False  # it answers again, but no metrics page has shown yet whether it restarted
         self._identified = -1  # the generation for which `endpoint.identity` was read
         self._listed_s = 0.0  # when its models were asked last
         self._without_model_s = 0.0  # when it was last seen to refuse its model
@@ -154,13 +152,10 @@ class Watch:
         was_gone = not endpoint.health.answers
         endpoint.probed(answered, self._clock_s(), self.observe.failures_to_eject)
         if answered:
-            # Down and up again may have been the network, or a busy engine: the next metrics page shows which.
-            self._was_gone |= was_gone and self._was_seen
-            self._was_seen = True
+            self._restarts.probe_answered(was_gone=was_gone)
         self._log_changes()
 
     def _restarted(self) -> None:
-        self._was_gone = False
         self.endpoint.generation += 1
         self.counts.restarts += 1
         log.info("engine restarted", endpoint=self.endpoint.address, generation=self.endpoint.generation)
@@ -205,7 +200,7 @@ class Watch:
         except UnansweredError:
             return
         if page.status == 200:
-            now = _listed(self.endpoint.identity, self._dialect, page, self.endpoint.model)
+            now = with_models(self.endpoint.identity, self._dialect, page, self.endpoint.model)
             if now.models:  # else it is not a list
                 self.endpoint.identified(now)
                 self._look_for_its_model(was_doubted=was_doubted)
@@ -253,19 +248,14 @@ class Watch:
 
     def _reported(self, report: EngineReport) -> None:
         endpoint = self.endpoint
-        start_s = report.process_start_s
-        if restarted(endpoint.report, report, was_gone=self._was_gone):
-            if start_s is not None and start_s in self._starts_s:
-                self._found_several()
-            else:
-                self._restarted()
-        if start_s is not None and start_s not in self._starts_s:
-            self._starts_s.append(start_s)
-        self._was_gone = False
+        process = self._restarts.page_came(endpoint.report, report)
+        if process == "restarted":
+            self._restarted()
+        elif process == "several":
+            self._found_several()
         endpoint.reported(following(endpoint.report, report, self.observe.stale_ms / 1e3))
 
     def _found_several(self) -> None:
-        """No process comes back: this page is of one that was read before another's."""
         _count(self.counts.scrape_failures, "several")
         if not self._told_of_several:
             self._told_of_several = True
@@ -273,7 +263,7 @@ class Watch:
 
     def _scrape_failed(self, reason: str) -> None:
         _count(self.counts.scrape_failures, reason)
-        if self._was_gone and reason in ("status", "foreign"):  # it has no page that could show a restart
+        if reason in ("status", "foreign") and self._restarts.has_no_page():
             self._restarted()
         self._age()
 
@@ -305,40 +295,3 @@ class Watch:
 
 def _count(counts: dict[str, int], reason: str) -> None:
     counts[reason] = counts.get(reason, 0) + 1
-
-
-def read_identity(dialect: Dialect, info: Answer, models: Answer, model: str) -> EngineIdentity:
-    """The identity given by what the server says of itself and by `/v1/models`; what they omit stays unknown.
-
-    The context length is `model`'s.
-    """
-    said = dialect.read_info(_object(info))
-    identity = EngineIdentity(
-        version=said.version,
-        serves_alone=said.role == "plain",
-        max_queued_requests=said.max_queued_requests,
-    )
-    return _listed(identity, dialect, models, model)
-
-
-def _listed(identity: EngineIdentity, dialect: Dialect, models: Answer, model: str) -> EngineIdentity:
-    """`identity` with what a page of models lists."""
-    listed = read_models(_object(models), dialect)
-    owner = next((card.owner for card in listed if card.parent is None), None)
-    cards = sorted(listed, key=lambda card: card.name != model)
-    lengths = [card.max_model_len for card in cards if card.max_model_len is not None]
-    return msgspec.structs.replace(
-        identity,
-        models=tuple(card.name for card in cards),
-        adapters=tuple(card.name for card in cards if card.parent is not None),
-        max_model_len=lengths[0] if lengths else None,
-        engine="" if owner is None else owner_is(owner).name,
-    )
-
-
-def _object(answer: Answer) -> dict[Any, Any]:
-    try:
-        document = msgspec.json.decode(answer.body) if answer.status == 200 else None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}

@@ -17,7 +17,8 @@ from fairlead.api import headers as names
 from fairlead.api import refusals
 from fairlead.api.answer_model import AnswerModel
 from fairlead.api.refusals import HttpAnswer
-from fairlead.core.in_flight import ABORTED_CODE, CLIENT_ERROR, InFlight
+from fairlead.core.blame import CLIENT_ERROR
+from fairlead.core.in_flight import ABORTED_CODE, InFlight
 from fairlead.core.observation import Observation
 from fairlead.core.policy import Ended
 from fairlead.core.trace import Trace

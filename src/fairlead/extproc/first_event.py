@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from fairlead.api.stream_error import stream_error
-from fairlead.core.in_flight import QUEUE_FULL
+from fairlead.core.blame import QUEUE_FULL
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
 from fairlead.extproc.messages import Message, RequestBody

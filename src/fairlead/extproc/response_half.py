@@ -175,7 +175,9 @@ def _stood_still(exchange: Exchange, now_s: float) -> bool:
     in_flight = exchange.in_flight
     if in_flight is None:
         return False
-    return in_flight.engine_was_away or exchange.services.stalls.any_since(in_flight.sent_s, now_s)
+    endpoint, sent_s = in_flight.endpoint, in_flight.sent_s
+    was_away = endpoint is not None and endpoint.health.away_s >= sent_s
+    return was_away or exchange.services.stalls.any_since(sent_s, now_s)
 
 
 def _judge(exchange: Exchange, body: bytes) -> Replies:
