@@ -74,6 +74,9 @@ def _vllm_command(start: Start) -> Sequence[str]:
         *("--served-model-name", start.model, ROUTE),  # the route: the sidecar may be late
         *("--host", "127.0.0.1", "--port", str(start.port)),
         *("--max-model-len", str(MAX_MODEL_LEN), "--enforce-eager"),
+        # The models have bfloat16, for which vLLM 0.32 takes AMX where a CPU says that it has it: on some virtual
+        # machines its attention then dies of an illegal instruction.
+        *("--dtype", "float16"),
     ]
 
 

@@ -51,9 +51,12 @@ def worker_processes(
 
 
 def check_writable(out: Path) -> None:
-    """Raises UserError where results could not be written: now, and not after minutes of measuring."""
+    """Raises UserError where results could not be written: now, and not after minutes of measuring. Leaves nothing."""
+    missing = [each for each in (out, *out.parents) if not each.exists()]
     with results_in(out):
         pass
+    for each in missing:
+        each.rmdir()
 
 
 @contextmanager
