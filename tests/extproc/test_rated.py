@@ -244,6 +244,39 @@ def test_a_short_stream_without_usage_stays_paid_as_expected(world: World) -> No
     assert world.paid() == expected
 
 
+def answered(world: World, tenant: str, tokens: int, times: int = 30) -> None:
+    """Observed answers of so many tokens."""
+    world.services.budget = ObservationBudget(1000.0, 10_000.0)
+    usage = {"usage": {"prompt_tokens": 7, "completion_tokens": tokens}}
+    for _ in range(times):
+        asked = world.ask(tenant)
+        asked.say(response_headers(), response_body(json.dumps(usage).encode(), end=True))
+        asked.stream.close()
+
+
+def test_who_has_long_answers_pays_for_them_before_they_are_counted() -> None:
+    world = World(tokens=1e9)
+    world.ask("another")
+    usual = world.paid(b"another")
+    answered(world, "t", 5000)
+    before = world.paid()
+    world.ask("t")
+    assert world.paid() - before > 5 * usual
+    world.close()
+
+
+def test_who_has_short_answers_pays_for_usual_ones() -> None:
+    """Else long ones would cost next to nothing after some of them."""
+    world = World(tokens=1e9)
+    world.ask("another")
+    usual = world.paid(b"another")
+    answered(world, "t", 1)
+    before = world.paid()
+    world.ask("t")
+    assert world.paid() - before > 0.5 * usual, "the usual length has shrunk with them"
+    world.close()
+
+
 @pytest.mark.parametrize("code", [400, 429, 503])
 def test_what_an_engine_refused_costs_nothing(world: World, code: int) -> None:
     asked = world.ask()

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from msgspec.structs import replace
 
+from fairlead.admin.waiting import document
 from fairlead.admission.admission import Admission, Rules
 from fairlead.admission.gate import LEAST_BOUND_MS
 from fairlead.admission.limits import BandRules, Limits, QueueRules
+from fairlead.core.budget import ObservationBudget
 from fairlead.core.endpoint import Speed
 from fairlead.core.load import Load
 from fairlead.core.objective import Slo
@@ -30,6 +32,7 @@ from tests.extproc.world import (
     make_services,
     request_body,
     request_headers,
+    response_body,
     response_headers,
     response_trailers,
     services_around,
@@ -306,6 +309,28 @@ async def test_a_reload_keeps_the_queue_and_its_order() -> None:
     assert room.waiting == 2
     room.has_room()
     assert all([await later(first), await later(second)])
+
+
+@pytest.mark.parametrize("seen", ["usage", "events until its client leaves"])
+async def test_a_request_counts_for_as_long_an_answer_as_its_tenant_had_before(seen: str) -> None:
+    room = Room(busy=False)
+    room.services.budget = ObservationBudget(1000.0, 10_000.0)
+    for _ in range(30):
+        asked = room.ask(x_tenant="long")
+        if seen == "usage":
+            usage = {"usage": {"prompt_tokens": 7, "completion_tokens": 5000}}
+            asked.say(response_headers(), response_body(json.dumps(usage).encode(), end=True))
+        else:
+            asked.say(streamed_headers(), response_body(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n' * 5000))
+        asked.stream.close()
+    for address in ("10.0.0.1:1", "10.0.0.2:1"):
+        room.endpoints[address].take(BUSY)
+    room.ask(x_tenant="long")
+    room.ask(x_tenant="another")
+    long, another = (waiting.cost_ms for waiting in room.services.admission.queue.all())
+    assert long > 3 * another
+    (waits,) = document(room.services.admission, room.clock())
+    assert max(tenant["answers_over_usual"] for tenant in waits["tenants"]) > 3
 
 
 async def test_a_pool_that_is_replaced_under_the_same_rules_forgets_no_tenants_share() -> None:

@@ -77,6 +77,7 @@ def document(admission: Admission, now_s: float) -> list[dict[str, Any]]:
                     "tenant": "others" if account.tenant.startswith(b"\0") else account.tenant.decode(errors="replace"),
                     "requests": len(account.waiting),
                     "engine_ms": round(account.waiting_ms),
+                    "answers_over_usual": round(admission.lengths.of(account.tenant), 2),
                     "new_request_waits_ms": round(
                         admission.queue.expected_wait_ms(group_name, level, account.tenant, now_s)
                     ),

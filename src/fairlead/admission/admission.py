@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from fairlead.admission.answer_lengths import AnswerLengths
 from fairlead.admission.eviction import PATIENCE_S, Evictions
 from fairlead.admission.gate import Gate, answer_tokens, engine_ms, is_refused_at_once
 from fairlead.admission.limits import BandRules, QueueRules
@@ -62,6 +63,7 @@ class Admission:
         self.gate = Gate(router)
         self.queue = WaitQueue(QueueRules())
         self.evictions = Evictions()
+        self.lengths = AnswerLengths()
         self._recent = RecentLevels()
         self._lanes: dict[str | None, Lane] = {}
         self._groups: dict[str, str] = {}
@@ -241,6 +243,15 @@ class Admission:
             self.gate.began(self._groups.get(endpoint.model, ""), prefill_ms)
         return took_ms
 
+    def answered(self, in_flight: InFlight, tenant: bytes, tokens: int, *, at_least: bool) -> None:
+        """A request of `tenant` has ended, and its answers had `tokens`, or `at_least` so many."""
+        endpoint = self.router.pool.by_address.get(in_flight.address)
+        if endpoint is None:
+            return
+        expected = answer_tokens(endpoint, in_flight.request, 1.0)
+        if not at_least or tokens > expected:
+            self.lengths.observed(tenant, tokens, expected, endpoint.speed.answer_tokens)
+
     def refused(self, in_flight: InFlight) -> None:
         """It ended, and no engine has answered it: clients must not say for nothing how long prompts usually take."""
         endpoint = self.router.pool.by_address.get(in_flight.address)
@@ -248,10 +259,10 @@ class Admission:
             _, prefill_ms = engine_ms(endpoint, in_flight.request, in_flight.decision.cached_tokens)
             self.gate.refused(self._groups.get(endpoint.model, ""), prefill_ms)
 
-    def engine_ms(self, in_flight: InFlight) -> float:
-        """The engine time that a request takes where it was sent."""
+    def engine_ms(self, in_flight: InFlight, request: RequestFacts) -> float:
+        """The engine time that `request` takes where it was sent."""
         endpoint = self.router.pool.by_address.get(in_flight.address)
-        return 0.0 if endpoint is None else engine_ms(endpoint, in_flight.request, in_flight.decision.cached_tokens)[0]
+        return 0.0 if endpoint is None else engine_ms(endpoint, request, in_flight.decision.cached_tokens)[0]
 
     def expected_ms(self, lane: Lane, request: RequestFacts) -> float:
         """The engine time in ms that a request would take, as far as is known before it has an endpoint."""

@@ -196,9 +196,13 @@ def engine_ms(endpoint: Endpoint, request: RequestFacts, cached_tokens: int) -> 
     return prefill_ms + decode_ms, prefill_ms
 
 
-def answer_tokens(endpoint: Endpoint, request: RequestFacts) -> float:
-    """Those of a usual answer there, or as many as the request allows; of each that it asks for."""
-    usual, limit = endpoint.speed.answer_tokens, request.max_output_tokens
+def answer_tokens(endpoint: Endpoint, request: RequestFacts, answer_length: float | None = None) -> float:
+    """Those of a usual answer to its tenant there, or as many as the request allows; of each that it asks for.
+
+    `answer_length`: the tenant's, if it is not to be that of the request.
+    """
+    factor, limit = request.answer_length if answer_length is None else answer_length, request.max_output_tokens
+    usual = endpoint.speed.answer_tokens * factor
     return request.answers * (usual if limit is None or limit >= usual else limit)
 
 

@@ -59,6 +59,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     adapter: str = ""  # the model is one, and this is its name; its base model's slots are few
     answers: int = 1  # that it asks for, decoded alongside each other
     several: bool = False  # texts are made at the same time, and counted together
+    answer_length: float = 1.0  # of its tenant's answers, over the usual one: for what it is charged
     name: str = ""  # what engines call the model, where it is an adapter or a second name; empty: by their own
 
     def tokens_in(self, blocks: int) -> int:

@@ -113,6 +113,8 @@ class Exchange:
             return
         self.in_flight = None
         self._settle_charge(outcome.code, in_flight.request.tokens)
+        if services.charges_tenants:
+            self._note_length(in_flight)
         if services.waiting.is_on and outcome.code >= CLIENT_ERROR:
             services.admission.refused(in_flight)
         ended = Ended(
@@ -198,10 +200,21 @@ class Exchange:
         if seen is not None and seen.prompt_tokens is not None:
             tokens = float(seen.prompt_tokens + (seen.completion_tokens or 0))
         else:
-            events = self.seen_events if self.observed is None else self.observed.events
-            tokens = max(charge.tokens, float(prompt_tokens + events))
+            tokens = max(charge.tokens, float(prompt_tokens + self._events))
         if tokens != charge.tokens:
             self.services.rates.settle(charge, tokens, charge.engine_ms, self.services.clock_s())
+
+    def _note_length(self, in_flight: InFlight) -> None:
+        """Of its answer, as far as it was seen, for what its tenant's next ones are charged."""
+        tenant = self.services.waiting.naming.tenant(self.headers)
+        tokens = None if self.seen is None else self.seen.completion_tokens
+        if tenant and (tokens or self._events):
+            self.services.admission.answered(in_flight, tenant, tokens or self._events, at_least=not tokens)
+
+    @property
+    def _events(self) -> int:
+        """That brought tokens, as far as they were seen."""
+        return self.seen_events if self.observed is None else self.observed.events
 
     def stop_observing(self) -> None:
         """What was seen of the answer so far says nothing of the engine."""

@@ -217,6 +217,8 @@ def _facts(services: Services, request: HttpRequest, read: Read, asked: Asked) -
     facts = services.router.pool.called(facts, asked.name)
     if services.router.pool.prefilling and _may_split(services, request, facts):
         facts = msgspec.structs.replace(facts, may_split=True)
+    if services.charges_tenants and (tenant := services.waiting.naming.tenant(headers)):
+        facts = msgspec.structs.replace(facts, answer_length=services.admission.lengths.of(tenant))
     slo = services.waiting.slo(headers, asked.name)
     return facts if slo is None else msgspec.structs.replace(facts, slo=slo)
 

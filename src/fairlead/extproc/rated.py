@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from math import ceil
 from typing import Final
 
+import msgspec
+
 from fairlead.admission.admission import retry_after_s
 from fairlead.admission.rates import Denied, Level, Unit
 from fairlead.api import refusals
@@ -24,6 +26,7 @@ def paid(exchange: Exchange, name: str | None, route: str, facts: RequestFacts) 
     if not services.router.pool.knows(name):
         return None
     admission = services.admission
+    facts = _paying(facts)
     taken = services.rates.take(
         services.waiting.naming.tenant(exchange.headers),
         facts.tokens + admission.expected_answer_tokens(name, facts),
@@ -43,8 +46,13 @@ def began(exchange: Exchange, in_flight: InFlight) -> None:
     """It has an endpoint, so what it takes there is known better."""
     charge = exchange.charge
     if charge is not None:
-        engine_ms = exchange.services.admission.engine_ms(in_flight)
+        engine_ms = exchange.services.admission.engine_ms(in_flight, _paying(in_flight.request))
         exchange.charge = exchange.services.rates.settle(charge, charge.tokens, engine_ms, exchange.services.clock_s())
+
+
+def _paying(facts: RequestFacts) -> RequestFacts:
+    """Who had short answers pays for usual ones: else, after some of them, long ones would cost next to nothing."""
+    return facts if facts.answer_length >= 1 else msgspec.structs.replace(facts, answer_length=1.0)
 
 
 def limit_headers(exchange: Exchange) -> tuple[tuple[bytes, bytes], ...]:

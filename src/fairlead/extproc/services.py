@@ -93,6 +93,10 @@ class Services:
         return self.waiting.admission
 
     @property
+    def charges_tenants(self) -> bool:
+        return self.waiting.is_on or self.rates.is_on
+
+    @property
     def is_ready(self) -> bool:
         """It serves, and which endpoints there are is known, even if there are none now."""
         return self.state == "ready" and self.pool_is_known
