@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 
+import aiohttp
 import pytest
 
 from fairlead.core.health import SILENCE_S
@@ -150,6 +151,40 @@ async def test_a_prompt_that_kills_each_engine_leaves_the_pool_to_other_clients_
     assert await pool.metric("fairlead_suspect_prompts_total", outcome="refused") == 18
     for task in running:
         task.cancel()
+    await pool.at_rest()
+
+
+async def test_a_prompt_over_whose_streams_engines_die_comes_to_three_of_them(stack: Start) -> None:
+    """Engines open a stream before they compute the prompt: the client sees a 200 that breaks off."""
+    pool = await stack(*(engine("small") for _ in range(6)))
+    for number in range(6):
+        await pool.fault(number, kind="dies_answering", text="a prompt that kills")
+    await asyncio.gather(*(pool.chat(f"{number} hello", model="small") for number in range(24)))
+
+    async def up() -> float:
+        return await pool.metric("fairlead_endpoint_up")
+
+    async def outcome_of_the_deadly() -> int:
+        """0: the answer broke off. Envoy may have seen that before it passed anything on."""
+        try:
+            return (await pool.chat("a prompt that kills", model="small", stream=True)).status
+        except aiohttp.ClientPayloadError:
+            return 0
+
+    found: list[int] = []
+    for number in range(6):
+        before = await up()
+        found.append(await outcome_of_the_deadly())
+
+        async def is_known(before: float = before) -> bool:
+            return await up() < before
+
+        if found[-1] != 422:
+            await pool.until(is_known, "the dead engine is out")
+        assert (await pool.chat(f"{number} how are you", model="small", stream=True)).status == 200
+    assert {*found[:3]} <= {0, 502}
+    assert found[3:] == [422] * 3
+    assert await up() == 3
     await pool.at_rest()
 
 

@@ -44,6 +44,13 @@ class AnsweredPrompts:
         if len(self._new) >= MOST:
             self._old, self._new = self._new, {}
 
+    def drop(self, key: int, address: str) -> None:
+        """The engine there has not answered it after all."""
+        for answers in (self._new, self._old):
+            known = answers.get(key)
+            if known is not None and known.address == address:
+                del answers[key]
+
     def forget(self, addresses: Collection[str]) -> None:
         """The engines there have left the pool; others may come to their addresses."""
         for answers in (self._new, self._old):

@@ -28,6 +28,7 @@ from fairlead.core.reported import UNIDENTIFIED, UNKNOWN, EngineIdentity, Engine
 from fairlead.core.running_limit import RunningLimit
 from fairlead.core.strangers import NOBODY, strangers
 from fairlead.core.streak import Streak
+from fairlead.core.stream_ends import StreamEnds
 from fairlead.core.warm_in import WarmIn
 from fairlead.dialects import DIALECTS
 
@@ -158,6 +159,7 @@ class Endpoint:
         "running_limit",
         "sent_tokens",
         "served_s",
+        "stream_ends",
         "usual_attended_tokens",
         "usual_prefill_tokens",
         "warm_in",
@@ -210,6 +212,7 @@ class Endpoint:
         self.usual_attended_tokens = 0.0
         self.strangers = NOBODY
         self.prefills = PrefillEstimate()
+        self.stream_ends = StreamEnds()
         self.indexed_generation = 0  # of the engine that holds what the prefix index keeps
         self.last_chosen = 0  # the number of the decision that chose it last
         self.respecify(spec)
@@ -269,9 +272,14 @@ class Endpoint:
         if self.notify is not None:
             self.notify(self)
 
-    def probed(self, answered: bool, now_s: float, failures_to_eject: int) -> None:
-        """A probe was answered or was not."""
+    def probed(self, answered: bool, now_s: float, failures_to_eject: int, *, says_so: bool = False) -> None:
+        """A probe was answered or was not. It `says_so` itself: by a refused connection or a 5xx, not by silence."""
+        was_there = self.health.answers
         self.health.probed(answered, now_s, failures_to_eject)
+        if answered:
+            self.stream_ends.confirmed(now_s)
+        elif says_so and was_there and not self.health.answers:
+            self.stream_ends.died(self, now_s)
         self.hops.look(now_s)
         if self.notify is not None:
             self.notify(self)

@@ -289,7 +289,11 @@ class InFlight:
             if was_served:
                 endpoint.request_served()
         if was_served:
-            placement.answer_ended(self.request, address, self._committed_s, seen)
+            is_whole = self._in_one_piece or (seen is not None and bool(seen.completion_tokens))
+            placement.answer_ended(self.request, address, self._committed_s, seen, is_whole=is_whole)
+            turn = self.request.turn
+            if endpoint is not None and not is_whole and turn is not None:
+                endpoint.stream_ends.ended(placement, (self.request.model, turn.key), endpoint, self.sent_s, now_s)
             if seen is not None:
                 placement.learn(self.request, self.decision, self._held_before, seen)
         outcome = self._outcome(now_s, seen)

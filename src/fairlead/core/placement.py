@@ -19,7 +19,7 @@ from fairlead.core.prefix_index import HeldBefore, PrefixIndex
 from fairlead.core.rendezvous import OtherRouters
 from fairlead.core.retention import LEAST_TOKENS, Retention
 from fairlead.core.sessions import SessionTable
-from fairlead.core.suspects import Suspects, Treatment
+from fairlead.core.suspects import Key, Suspects, Treatment
 from fairlead.core.transfers import TransferTimes
 
 _COMPUTED_S: Final = 1.0
@@ -104,10 +104,16 @@ class Placement:
         if request.prefix:
             self.index.roll_back(request.prefix, address, cached_blocks, committed_s)
 
-    def answer_ended(self, request: RequestFacts, address: str, committed_s: float, seen: Observation | None) -> None:
-        """The engine at `address` computed all of the prompt, and an answer, of which `seen` may say the lengths."""
+    def answer_ended(
+        self, request: RequestFacts, address: str, committed_s: float, seen: Observation | None, *, is_whole: bool
+    ) -> None:
+        """The engine at `address` computed all of the prompt, and an answer, of which `seen` may say the lengths.
+
+        Unless `is_whole`, that is only likely: `stream_lost` may follow.
+        """
         if request.turn is not None:
-            self.suspects.answered((request.model, request.turn.key), address)
+            if is_whole:
+                self.suspects.answered((request.model, request.turn.key), address)
             known = (None, None) if seen is None or seen.several else (seen.prompt_tokens, seen.completion_tokens)
             self.answered.add(request.turn.key, Answered(address, committed_s, *known))
 
@@ -182,6 +188,12 @@ class Placement:
         cause = self.cause_of(request)
         if cause is not None:
             self.suspects.failed((request.model, cause), tried, sent_s, now_s)
+
+    def stream_lost(self, key: Key, endpoint: Endpoint, sent_s: float, now_s: float) -> None:
+        """The engine died over an answer, or at about the time when that ended: its prompt may be why."""
+        endpoint.failed_one(now_s)
+        self.answered.drop(key[1], endpoint.address)
+        self.suspects.failed(key, [endpoint], sent_s, now_s)
 
     def treatment(self, request: RequestFacts, now_s: float) -> Treatment | None:
         """Whether it is a prompt that may kill engines, and what becomes of it then."""

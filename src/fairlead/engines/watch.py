@@ -49,6 +49,7 @@ _SEVERAL: Final = (
 
 _OTHER_MODEL_S: Final = 60.0  # for which an engine without its model gets nothing, before requests try it again
 
+_SAYS_SO: Final = ("connect", "status")  # that an engine is gone; one that is busy, or cut off, is silent
 _HALF: Final = "it does only the prefill or the decoding of a request; start it without --disaggregation-mode"
 
 log = structlog.get_logger("fairlead.engines")
@@ -141,16 +142,16 @@ class Watch:
             reason = "status" if answer.status >= 500 else None  # 404: no such page, but the server answers
         if reason is not None:
             _count(self.counts.probe_failures, reason)
-        self._probed(reason is None)
+        self._probed(reason is None, says_so=reason in _SAYS_SO)
         if reason is None and self._identified != self.endpoint.generation:
             await self._identify()
         elif reason is None and (self.endpoint.models_are_doubted or self._clock_s() - self._listed_s >= _MODELS_S):
             await self._list_models()
 
-    def _probed(self, answered: bool) -> None:
+    def _probed(self, answered: bool, *, says_so: bool = False) -> None:
         endpoint = self.endpoint
         was_gone = not endpoint.health.answers
-        endpoint.probed(answered, self._clock_s(), self.observe.failures_to_eject)
+        endpoint.probed(answered, self._clock_s(), self.observe.failures_to_eject, says_so=says_so)
         if answered:
             self._restarts.probe_answered(was_gone=was_gone)
         self._log_changes()
@@ -233,7 +234,7 @@ class Watch:
         except UnansweredError as error:
             self._scrape_failed(error.reason)
             if error.reason == "connect":  # nothing listens at the port: no need to wait for /health
-                self._probed(False)
+                self._probed(False, says_so=True)
             return
         if answer.status != 200:
             self._scrape_failed("status")

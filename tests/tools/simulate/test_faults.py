@@ -89,6 +89,19 @@ async def test_an_engine_dies_of_a_text_and_stays_dead(client: httpx.AsyncClient
     assert (await client.get("/health")).status_code == 503
 
 
+async def test_an_engine_dies_over_a_stream_that_has_begun(client: httpx.AsyncClient) -> None:
+    await set_fault(client, kind="dies_answering", text="deadly")
+    assert (await ask(client)).status_code == 200
+    received = bytearray()
+    body = {"model": "m", "messages": [{"role": "user", "content": "a deadly prompt"}], "stream": True}
+    response = await client.send(client.build_request("POST", "/v1/chat/completions", json=body), stream=True)
+    with pytest.raises(httpx.RemoteProtocolError):
+        await _read_into(received, response)
+    assert response.status_code == 200
+    assert received
+    assert (await client.get("/health")).status_code == 503
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_cut_ends_the_connection_in_the_middle(
     client: httpx.AsyncClient, engine: RunningEngine, stream: bool

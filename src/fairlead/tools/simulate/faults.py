@@ -8,6 +8,7 @@ kinds:
 - `slow`: `delay_ms` (1,000) pass before a request is answered, or less when the fault is cleared meanwhile.
 - `error`: a request gets `status` (500) in OpenAI's envelope.
 - `dies`: the TCP connection is reset, and those of all later requests; other pages get 503.
+- `dies_answering`: the same, but a stream begins before, and has its first tokens.
 - `reset`: the TCP connection is reset before any byte of a response.
 - `cut`: the connection is closed in the middle: of a stream after its first tokens, of a body at its half.
 - `hang`: a request is taken and never answered; `/health` stays well.
@@ -17,7 +18,7 @@ kinds:
 
 Faults affect and count requests for inference, with `only` (`export` or `import`) only that leg of a KV transfer, and
 with `text` only those whose body contains it.
-`down` also affects `/health` and the other pages, uncounted, and so does `dies` from the first on.
+`down` also affects `/health` and the other pages, uncounted, and so do `dies` and `dies_answering` from the first on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ from typing import Final, Literal
 
 import msgspec
 
-FaultKind = Literal["down", "slow", "error", "dies", "reset", "cut", "hang", "miscount", "no_metrics", "no_bootstrap"]
+# fmt: off
+FaultKind = Literal[
+    "down", "slow", "error", "dies", "dies_answering", "reset", "cut", "hang", "miscount", "no_metrics", "no_bootstrap",
+]
+# fmt: on
 _OF_OTHER_PAGES: Final = ("no_metrics", "no_bootstrap")  # they strike no request
 Leg = Literal["export", "import"]
 

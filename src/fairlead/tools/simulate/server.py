@@ -219,6 +219,9 @@ class _Server:
         elif fault.kind == "dies":
             self.faults.set(Fault("dies"))
             await wire.reset(request)
+        elif fault.kind == "dies_answering":
+            self.faults.set(Fault("dies"))
+            request[wire.CUT] = True
         elif fault.kind == "reset":
             await wire.reset(request)
         elif fault.kind == "hang":

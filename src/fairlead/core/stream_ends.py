@@ -1,0 +1,47 @@
+"""Streams of one engine that have just ended: whole, or as it died.
+
+An engine opens a stream before it computes the prompt, and the gateway ends the call in which we see it in the same way
+however the stream ends. So only its probes tell: those that ended since it last answered one may be what it died of.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from fairlead.core.endpoint import Endpoint
+    from fairlead.core.placement import Placement
+    from fairlead.core.suspects import Key
+
+MOST: Final = 256  # in the second between two probes; the oldest is forgotten first
+
+
+class StreamEnds:
+    """Times are of the caller's clock."""
+
+    __slots__ = ("_confirmed_s", "_died_s", "_ends")
+
+    def __init__(self) -> None:
+        self._ends: deque[tuple[Placement, Key, float, float]] = deque(maxlen=MOST)  # with when it was sent, and ended
+        self._confirmed_s = -inf  # when the engine last answered a probe
+        self._died_s = -inf
+
+    def ended(self, placement: Placement, key: Key, endpoint: Endpoint, sent_s: float, now_s: float) -> None:
+        """A stream of `endpoint`, whose these are. One that was open as it died may end long after that."""
+        if self._died_s >= sent_s:
+            placement.stream_lost(key, endpoint, sent_s, now_s)
+        else:
+            self._ends.append((placement, key, sent_s, now_s))
+
+    def confirmed(self, now_s: float) -> None:
+        """The engine answers a probe: what ended before was whole."""
+        self._confirmed_s = now_s
+
+    def died(self, endpoint: Endpoint, now_s: float) -> None:
+        self._died_s = now_s
+        ends, self._ends = self._ends, deque(maxlen=MOST)
+        for placement, key, sent_s, ended_s in ends:
+            if ended_s >= self._confirmed_s:
+                placement.stream_lost(key, endpoint, sent_s, now_s)
