@@ -26,7 +26,7 @@ START_MS_PER_TOKEN: Final = 0.1  # before anything was measured
 _FORGET_WITHIN_S: Final = 120.0
 _TEACHING_TOKENS: Final = 512
 _TEACHING_REQUESTS: Final = 4  # for each model and language
-_PROCESSOR_TIMEOUT_MS: Final = 10_000  # engines take all cores: a sidecar that waits for one is not away
+_PROCESSOR_TIMEOUT_MS: Final = 60_000  # engines take all cores: a sidecar that waits for one is not away
 
 
 def known(folder: Path) -> Learnt:

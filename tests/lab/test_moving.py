@@ -204,7 +204,7 @@ async def halves(lab: Lab, prefill: str) -> AsyncIterator[Halves]:
     pool = {"endpoints": endpoints, "models": {MODEL: {"prefill_ms_per_token": 0.2}}}
     folder = Path(tempfile.mkdtemp(dir=lab.folder))
     # Engines take all cores: a sidecar that waits for one is not away, and what is judged is where prompts go.
-    sections = {"pool": pool, "observe": {"answers_per_second": 0}, "gateway": {"processor_timeout_ms": 10_000}}
+    sections = {"pool": pool, "observe": {"answers_per_second": 0}, "gateway": {"processor_timeout_ms": 60_000}}
     served = await discover([each["address"] for each in endpoints])
     async with (
         Front(served, Learnt(known(folder).capability, {MODEL: 0.2}, {}), "fairlead", folder, None, sections) as front,

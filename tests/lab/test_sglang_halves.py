@@ -87,7 +87,7 @@ async def lab() -> AsyncIterator[Lab]:
                 one | {"address": decode, "role": "decode", "kv_transfer": {"connector": "sglang"}},
             ]
             # A sidecar that gets no CPU for a second must not be passed by.
-            sections = {"pool": {"endpoints": endpoints}, "gateway": {"processor_timeout_ms": 10_000}}
+            sections = {"pool": {"endpoints": endpoints}, "gateway": {"processor_timeout_ms": 60_000}}
             served = await discover([prefill, decode])
             learnt = Learnt(None, {MODEL: START_MS_PER_TOKEN}, {})
             async with (

@@ -78,9 +78,15 @@ class Stack:
 
     async def start_sidecar(self) -> None:
         with self.log_path.open("ab") as log:
-            command = [sys.executable, "-m", "fairlead", "serve", "--config", str(self.config_path)]
-            self.sidecar = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: ASYNC220 - it only starts
-        await self.until(self.is_ready, "the sidecar is ready")
+            command = [sys.executable, "-X", "faulthandler", "-m", "fairlead", "serve"]
+            self.sidecar = subprocess.Popen(  # noqa: ASYNC220 - it only starts
+                [*command, "--config", str(self.config_path)], stdout=log, stderr=log
+            )
+        try:
+            await self.until(self.is_ready, "the sidecar is ready")
+        except AssertionError:  # where it hangs is in its log then
+            self.stop_sidecar(signal.SIGABRT)
+            raise AssertionError(f"the sidecar is not ready:\n{self.log()}") from None
 
     def stop_sidecar(self, number: signal.Signals = signal.SIGTERM) -> int:
         assert self.sidecar is not None
