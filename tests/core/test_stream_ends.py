@@ -80,6 +80,15 @@ def test_streams_that_ended_before_the_engine_was_seen_well_say_nothing(engines:
     assert engines.fallbacks(DEADLY) == 2
 
 
+def test_a_probe_that_was_sent_before_a_stream_ended_says_nothing_of_it(engines: Streams) -> None:
+    for number in range(2):
+        asked_s = engines.now_s
+        engines.ends(engines.stream(DEADLY, number))
+        engines._endpoint(number).probed(True, engines.now_s, TO_EJECT, asked_s=asked_s)
+        engines.probed(number)
+    assert engines.fallbacks(DEADLY) == 0
+
+
 def test_an_engine_that_only_is_silent_is_busy_or_cut_off_and_no_sign(engines: Streams) -> None:
     for number in range(3):
         engines.ends(engines.stream(DEADLY, number))

@@ -272,12 +272,23 @@ class Endpoint:
         if self.notify is not None:
             self.notify(self)
 
-    def probed(self, answered: bool, now_s: float, failures_to_eject: int, *, says_so: bool = False) -> None:
-        """A probe was answered or was not. It `says_so` itself: by a refused connection or a 5xx, not by silence."""
+    def probed(
+        self,
+        answered: bool,
+        now_s: float,
+        failures_to_eject: int,
+        *,
+        asked_s: float | None = None,
+        says_so: bool = False,
+    ) -> None:
+        """A probe that was sent at `asked_s` was answered, or was not by `now_s`.
+
+        `says_so`: the engine's host refuses connections, or it answers a 5xx; it is not only silent.
+        """
         was_there = self.health.answers
         self.health.probed(answered, now_s, failures_to_eject)
         if answered:
-            self.stream_ends.confirmed(now_s)
+            self.stream_ends.confirmed(now_s if asked_s is None else asked_s)
         elif says_so and was_there and not self.health.answers:
             self.stream_ends.died(self, now_s)
         self.hops.look(now_s)

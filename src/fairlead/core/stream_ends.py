@@ -21,11 +21,10 @@ MOST: Final = 256  # in the second between two probes; the oldest is forgotten f
 class StreamEnds:
     """Times are of the caller's clock."""
 
-    __slots__ = ("_confirmed_s", "_died_s", "_ends")
+    __slots__ = ("_died_s", "_ends")
 
     def __init__(self) -> None:
         self._ends: deque[tuple[Placement, Key, float, float]] = deque(maxlen=MOST)  # with when it was sent, and ended
-        self._confirmed_s = -inf  # when the engine last answered a probe
         self._died_s = -inf
 
     def ended(self, placement: Placement, key: Key, endpoint: Endpoint, sent_s: float, now_s: float) -> None:
@@ -35,13 +34,14 @@ class StreamEnds:
         else:
             self._ends.append((placement, key, sent_s, now_s))
 
-    def confirmed(self, now_s: float) -> None:
-        """The engine answers a probe: what ended before was whole."""
-        self._confirmed_s = now_s
+    def confirmed(self, asked_s: float) -> None:
+        """The engine answers a probe that was sent then: what had ended before was whole."""
+        ends = self._ends
+        while ends and ends[0][3] < asked_s:
+            ends.popleft()
 
     def died(self, endpoint: Endpoint, now_s: float) -> None:
         self._died_s = now_s
         ends, self._ends = self._ends, deque(maxlen=MOST)
-        for placement, key, sent_s, ended_s in ends:
-            if ended_s >= self._confirmed_s:
-                placement.stream_lost(key, endpoint, sent_s, now_s)
+        for placement, key, sent_s, _ in ends:
+            placement.stream_lost(key, endpoint, sent_s, now_s)

@@ -134,6 +134,7 @@ class Watch:
 
     async def _check_health(self) -> None:
         self.counts.probes += 1
+        asked_s = self._clock_s()
         try:
             answer = await self._ask(self._for_health, self._dialect.health_path)
         except UnansweredError as error:
@@ -142,16 +143,16 @@ class Watch:
             reason = "status" if answer.status >= 500 else None  # 404: no such page, but the server answers
         if reason is not None:
             _count(self.counts.probe_failures, reason)
-        self._probed(reason is None, says_so=reason in _SAYS_SO)
+        self._probed(reason is None, asked_s, says_so=reason in _SAYS_SO)
         if reason is None and self._identified != self.endpoint.generation:
             await self._identify()
         elif reason is None and (self.endpoint.models_are_doubted or self._clock_s() - self._listed_s >= _MODELS_S):
             await self._list_models()
 
-    def _probed(self, answered: bool, *, says_so: bool = False) -> None:
-        endpoint = self.endpoint
+    def _probed(self, answered: bool, asked_s: float, *, says_so: bool = False) -> None:
+        endpoint, to_eject = self.endpoint, self.observe.failures_to_eject
         was_gone = not endpoint.health.answers
-        endpoint.probed(answered, self._clock_s(), self.observe.failures_to_eject, says_so=says_so)
+        endpoint.probed(answered, self._clock_s(), to_eject, asked_s=asked_s, says_so=says_so)
         if answered:
             self._restarts.probe_answered(was_gone=was_gone)
         self._log_changes()
@@ -229,12 +230,13 @@ class Watch:
             self._age()
             return
         self.counts.scrapes += 1
+        asked_s = self._clock_s()
         try:
             answer = await self._ask(self._for_metrics, self._dialect.metrics_path, MOST_BYTES)
         except UnansweredError as error:
             self._scrape_failed(error.reason)
             if error.reason == "connect":  # nothing listens at the port: no need to wait for /health
-                self._probed(False, says_so=True)
+                self._probed(False, asked_s, says_so=True)
             return
         if answer.status != 200:
             self._scrape_failed("status")
