@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 from matplotlib.figure import Figure
-from rich.progress import Progress
 
 from fairlead.core.facts import session_key
 from fairlead.core.moves import Move
@@ -37,7 +36,7 @@ from fairlead.tools.replay.rows import LatencyTarget, Rows, RunSummary, summaris
 from fairlead.tools.replay.run import Traffic, workload_of
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World, alike
-from fairlead.tools.study import worker_processes
+from fairlead.tools.study import progress_bar, worker_processes
 
 TRACE = "benchmarks/data/claude_code.jsonl.gz"
 OUT = Path("benchmarks/results/papers")
@@ -300,7 +299,7 @@ def main() -> None:
     )
     tried_seeds, parts = min(SETTINGS_SEEDS, asked.seeds), []
     settings = [] if asked.one_rule else list(SETTINGS)
-    with Progress() as progress, worker_processes(asked.jobs) as pool:
+    with progress_bar("runs") as progress, worker_processes(asked.jobs) as pool:
         each = len(POLICIES) * asked.seeds + len(settings) * tried_seeds
         task = progress.add_task("runs", total=len(scenes) * each)
         for scene in scenes:

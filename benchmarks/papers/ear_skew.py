@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from ear_migration import ENGINES, MEASURES, OUT, SCENES, Found, faster_at, over, ran, workload
-from rich.progress import Progress
 
 from fairlead.tools.bench.markdown import table
 from fairlead.tools.estimates import estimate
 from fairlead.tools.origin import commit
+from fairlead.tools.study import progress_bar
 
 SCENE = next(scene for scene in SCENES if scene.name == "small caches")
 SKEWS, LOADS = (0.8, 1.2, 1.6), (0.7, 1.2, 1.8)  # of the Zipf weights; of what least_request can serve
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--draws", type=int, default=30, help="agents of each run")
     asked = parser.parse_args()
-    with Progress() as done:
+    with progress_bar("runs") as done:
         task = done.add_task("runs", total=len(SKEWS) * len(LOADS) * (1 + len(BASELINES)) * asked.seeds)
         lines = rows(range(asked.seeds), asked.draws, lambda: done.advance(task))
     parts = (

@@ -21,7 +21,6 @@ from typing import Any
 
 import polars as pl
 from matplotlib.figure import Figure
-from rich.progress import Progress
 
 from fairlead.core.capability import Capability, parse_capability_file
 from fairlead.core.language import LANGUAGES
@@ -35,6 +34,7 @@ from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Conversation, Turn, Workload
 from fairlead.tools.replay.world import EngineSpec, Retries, World
 from fairlead.tools.simulate.parameters import EngineParameters
+from fairlead.tools.study import progress_bar
 
 OUT = Path("benchmarks/results/papers")
 LENGTHS = ("4K", "8K", "16K", "32K", "64K")
@@ -117,7 +117,7 @@ def main() -> None:
     seeds = arguments.parse_args().seeds
     machine = this_machine()
     cells: Cells = {}
-    with Progress() as progress:
+    with progress_bar("runs") as progress:
         task = progress.add_task("LAAR", total=seeds * len(SPOKEN) * len(LENGTHS) * len(POLICIES))
         for seed in range(seeds):
             believed = fitted(seed)

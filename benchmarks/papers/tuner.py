@@ -23,7 +23,6 @@ from typing import Any, Final, Literal
 
 from _three_regions import KV_TOKENS, REGIONS, WRONG, NoLearner, sessions, three_regions, wrong
 from matplotlib.figure import Figure
-from rich.progress import Progress
 
 from fairlead.core.policy import Policy
 from fairlead.decision_log import files
@@ -43,6 +42,7 @@ from fairlead.tools.replay.traces import read_trace
 from fairlead.tools.replay.workload import Workload
 from fairlead.tools.replay.world import World
 from fairlead.tools.replay.world_file import read_world
+from fairlead.tools.study import progress_bar
 from fairlead.tools.tune.gorgo_hillclimb import BOX, Climbing
 from fairlead.tools.tune.offline import TuningData, tune
 from fairlead.tuning.fair import SCORED_QUANTILE
@@ -90,7 +90,7 @@ def main() -> None:
     arguments.add_argument("--requests", type=int, nargs="+", default=REQUESTS, help="that each tuner learns on")
     given = arguments.parse_args()
     conditions = [Condition(load, requests, given.seeds) for requests in given.requests for load in given.load]
-    with Progress() as progress:
+    with progress_bar("runs") as progress:
         task = progress.add_task(
             "tuners", total=sum(given.seeds * len(STARTS) * len(each.tuners) for each in conditions)
         )

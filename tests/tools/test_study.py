@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from fairlead.tools import study
 from fairlead.tools.replay.policy_spec import read_policy_spec
 from fairlead.tools.replay.run import ReplayPlan, Traffic, run
 from fairlead.tools.replay.world import alike
-from fairlead.tools.study import worker_processes
+from fairlead.tools.study import progress_bar, worker_processes
 
 
 def test_ctrl_c_ends_a_replay_and_the_runs_that_have_begun(tmp_path: Path) -> None:
@@ -55,3 +56,17 @@ def test_processes_of_others_go_on() -> None:
     finally:
         os.kill(other.pid or 0, signal.SIGKILL)
         other.join()
+
+
+def test_where_nothing_can_be_redrawn_a_line_says_now_and_then_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(study, "monotonic", lambda: now_s)
+    with progress_bar("runs") as progress:
+        task = progress.add_task("Replaying", total=1_000)
+        for _ in range(10):
+            progress.advance(task, 10)
+            now_s += study.LINE_EVERY_S / 4
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert [line.split(" runs")[0] for line in lines] == [f"Replaying {done}/1,000" for done in (10, 50, 90)]

@@ -9,18 +9,38 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, Final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fairlead.errors import UserError
+
+LINE_EVERY_S: Final = 30.0
+
+
+class _Shown(Progress):
+    """Where nothing can be redrawn, as in a log, a line now and then."""
+
+    _told_s = -inf
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        if not self.console.is_terminal and monotonic() - self._told_s >= LINE_EVERY_S:
+            self._told_s = monotonic()
+            (task,) = [each for each in self.tasks if each.id == task_id]
+            shown = [
+                each for each in self.columns if isinstance(each, (TextColumn, TimeElapsedColumn, TimeRemainingColumn))
+            ]
+            self.console.print(*[column(task) for column in shown], soft_wrap=True)
 
 
 def progress_bar(unit: str) -> Progress:
     """A bar on stderr that counts in `unit`. Two redraws a second: drawing must not take time from the measurement."""
-    return Progress(
+    return _Shown(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn(f"{{task.completed:,}}/{{task.total:,}} {unit}".rstrip()),
