@@ -193,6 +193,30 @@ async def test_an_engine_that_restarts(stack: Start, tmp_path: Path) -> None:
         await world.fires("FairleadEngineRestarts")
 
 
+async def test_an_engine_that_is_back_with_another_model(stack: Start, tmp_path: Path) -> None:
+    pool = await stack(engine("small"), engine("small"))
+    port = int(pool.engines[1].address.rpartition(":")[2])
+    async with watched(pool, tmp_path) as world:
+        await pool.engines[1].stop()
+        async with running_engine(engine("other", port=port)):
+            await world.fires("FairleadEngineOtherModel", world.chat, also=("FairleadEndpointDown",))
+
+
+async def test_a_prompt_that_kills_engines(stack: Start, tmp_path: Path) -> None:
+    pool = await stack(*(engine("small") for _ in range(6)))
+    for number in range(6):
+        await pool.fault(number, kind="dies", text="deadly")
+    await asyncio.gather(*(pool.chat(f"{number} hello", model="small") for number in range(24)))  # each has worked
+    async with watched(pool, tmp_path) as world:
+
+        async def deadly_and_others() -> None:
+            await pool.chat("a deadly prompt", model="small")
+            await world.chat()
+
+        failed = ("FairleadEndpointDown", "FairleadEnginesFail")
+        await world.fires("FairleadPromptKillsEngines", deadly_and_others, also=failed)
+
+
 async def test_an_engine_whose_metrics_are_gone_while_it_serves(stack: Start, tmp_path: Path) -> None:
     """Its model's server was replaced by one without metrics, as SGLang is without `--enable-metrics`."""
     pool = await stack(engine("small"), engine("large"))
