@@ -116,6 +116,13 @@ def test_a_document_that_was_cut_in_its_code_is_one() -> None:
 # ---- numbered -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("start", "end"), [("<!--", "-->"), ("<![CDATA[", "]]>")])
+def test_a_numbered_list_in_a_comment_or_in_cdata_stays_and_one_behind_it_is_found(start: str, end: str) -> None:
+    items = "[1] one\n[2] two\n[3] three"
+    assert found(f"{start}\n{items}\n{end}\n\nQuestion: why?") == []
+    assert found(f"{start} so they look {end}\n{items}\n\nQuestion: why?") == [["one", "two", "three"]]
+
+
 def test_a_numbered_list_is_found_and_its_labels_stay_outside() -> None:
     assert found("Context:\n[1] one\n[2] two\n[3] three\n\nQuestion: why?") == [["one", "two", "three"]]
 

@@ -17,7 +17,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from fairlead.api.spans import list_spans, object_spans
-from fairlead.context.literal import are_literal
+from fairlead.context.literal import are_literal, may_be_commented
 
 Format = Literal["xml", "numbered", "json", "markdown", "separator"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
@@ -166,7 +166,7 @@ def _numbered(text: bytes) -> list[Group]:
     outside = text[: labels[0].start()] + text[labels[-1].end() if list_end is None else list_end :]
     if any(int(cited.group(1)) in numbers for cited in _CITATION.finditer(outside)):
         return []  # the text cites a number: putting another block under it would change the meaning
-    if len(spans) < 2 or any(start == end for start, end in spans):
+    if len(spans) < 2 or any(start == end for start, end in spans) or may_be_commented(text, spans):
         return []
     blocks = tuple([Block(*span, *span) for span in spans])
     return [Group("numbered", blocks, blocks[-1].end if list_end else len(text), last_stays=list_end is None)]

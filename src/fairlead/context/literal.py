@@ -46,6 +46,11 @@ def are_literal(text: bytes, spans: Sequence[tuple[int, int]]) -> list[bool]:
     return literal
 
 
+def may_be_commented(text: bytes, spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether any of these is in a comment or in CDATA; or in code, of a text that has one of the two as well."""
+    return any(start in text for start in _ENDS) and any(are_literal(text, spans))
+
+
 def _marks(text: bytes) -> list[_Mark]:
     """In text order. Each kind is looked for by itself, as an expression of all takes ten times as long."""
     found: list[_Mark] = []
