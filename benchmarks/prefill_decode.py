@@ -1,6 +1,6 @@
 """Prompts computed at one engine and decoded at another, against a mixed pool of as many engines, in simulated time.
 
-    python benchmarks/prefill_decode.py [--requests 1000] [--seeds 4] [--jobs 2]
+    python benchmarks/prefill_decode.py [--requests 1000] [--seeds 4] [--jobs 2] [--out FILE]
 
 Writes benchmarks/results/prefill_decode.md. Three traffics of prompts that share nothing, of 1, 4 and 16 thousand
 tokens with a short question to each long one; two loads, as shares of what the mixed pool serves; three networks.
@@ -38,7 +38,7 @@ from fairlead.tools.replay.prefill_decode import PrefillDecodeSimulation
 from fairlead.tools.replay.simulation import Simulation
 from fairlead.tools.replay.workload import Conversation, Turn, Workload
 from fairlead.tools.replay.world import World, alike
-from fairlead.tools.study import worker_processes
+from fairlead.tools.study import progress_bar, worker_processes
 
 OUT: Final = Path("benchmarks/results/prefill_decode.md")
 ENGINES: Final = 8
@@ -248,13 +248,18 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=OUT)
     chosen = parser.parse_args()
     jobs = list(jobs_of(chosen.requests, chosen.seeds))
-    with worker_processes(chosen.jobs) as pool:
-        results = list(pool.map(run, jobs, chunksize=4))
+    results: list[Result] = []
+    with progress_bar("runs") as shown, worker_processes(chosen.jobs) as pool:
+        task = shown.add_task("Simulating", total=len(jobs))
+        for result in pool.map(run, jobs):
+            results.append(result)
+            shown.advance(task)
     command = f"python benchmarks/prefill_decode.py --requests {chosen.requests} --seeds {chosen.seeds}"
-    OUT.write_text(page(Study(jobs, results), command), encoding="utf-8")
-    print(f"wrote {OUT}")
+    chosen.out.write_text(page(Study(jobs, results), command), encoding="utf-8")
+    print(f"wrote {chosen.out}")
 
 
 if __name__ == "__main__":
