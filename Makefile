@@ -8,6 +8,9 @@ LOCKS := -r requirements-dev.lock -r requirements-build.lock
 BUILD_REQUIRES = $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
 RELEASE_TOOLS := .release/.installed
 
+# Tests start some thousand processes: without byte code each would compile all of Fairlead that it imports.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-h2spec test-kubernetes fuzz lint graph bench bench-routing bench-rivals bench-reuse bench-tracing papers release docs pictures bare-image lab ttca lab-moves lab-calibration lab-learned lab-reuse lab-answers lab-overload lab-cascade lab-judgements lab-models lab-lock lock clean
 
