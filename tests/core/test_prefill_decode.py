@@ -19,7 +19,7 @@ from fairlead.core.load import Load
 from fairlead.core.observation import Observation
 from fairlead.core.policy import Refusal
 from fairlead.core.prefill_decode import Hops, PrefillChoice, cheapest_split, offers, prefillers
-from fairlead.core.reported import EngineIdentity
+from fairlead.core.reported import EngineIdentity, EngineReport
 from fairlead.core.warm_in import ANSWERS, FIRST_REQUESTS
 from tests.core.world import World, carries, request
 
@@ -287,6 +287,23 @@ def test_what_the_prefill_endpoint_computed_is_in_its_cache_and_in_the_other_one
     in_flight.sent(in_flight.request, 1.0)
     assert world.router.index.match((1, 2, 3, 4), 1.0) == {PREFILL: 4, DECODE: 4}
     assert loads(world)[0] == Load()
+
+
+@pytest.mark.parametrize("fills_up", ["before", "meanwhile", "never"])
+def test_what_a_prefill_shows_of_its_engine_says_what_else_that_did(fills_up: str) -> None:
+    """Else what a prompt waits for room, or for the steps of answers, would be taken for a slow engine."""
+    world, full = pool(), EngineReport(waiting_requests=3, kv_usage=0.99, stale=False)
+    busy(world)
+    prefiller = world.router.pool.by_address[PREFILL]
+    carries(prefiller, inflight_requests=5, decoding_requests=5)
+    if fills_up == "before":
+        prefiller.report = full
+    hop = ask(world).hop
+    assert hop is not None
+    prefiller.report = full if fills_up == "meanwhile" else EngineReport()
+    seen = hop.observation(LONG, 0, 3.0)
+    assert seen.engine_full is (fills_up != "never")
+    assert seen.decoding_before == 5
 
 
 def test_a_prefill_endpoint_that_has_joined_is_one_of_the_pool_once_it_has_computed_some_prompts() -> None:

@@ -19,6 +19,18 @@ from fairlead.core.policy import Decision
 NEARLY_FULL: Final = 0.75  # of a KV cache: the next prompt may find no room
 
 
+def is_full(endpoint: Endpoint | None) -> bool:
+    """Whether the engine reports requests that it has no room for: our counts do not explain such waits.
+
+    A single waiting request may only await the end of the present step, unless the cache is nearly full.
+    """
+    if endpoint is None or endpoint.report.stale:
+        return False
+    report = endpoint.report
+    waiting = report.waiting_requests or 0
+    return waiting > 1 or (waiting > 0 and (report.kv_usage or 0.0) > NEARLY_FULL)
+
+
 class Answered(Protocol):
     """A request at its end, as far as its observation reads it."""
 
@@ -60,16 +72,8 @@ class Circumstances:
         self._engine_full = False
 
     def look_at(self, endpoint: Endpoint | None) -> None:
-        """Notes whether the engine reports requests that it has no room for: our counts do not explain such waits.
-
-        A single waiting request may only await the end of the present step, unless the cache is nearly full.
-        """
-        if endpoint is None or endpoint.report.stale:
-            return
-        report = endpoint.report
-        waiting = report.waiting_requests or 0
-        if waiting > 1 or (waiting and (report.kv_usage or 0.0) > NEARLY_FULL):
-            self._engine_full = True
+        """Notes whether the engine has no room now."""
+        self._engine_full |= is_full(endpoint)
 
     def waited(self) -> None:
         """Its prompt is computed: what was sent after it may have delayed it until now."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from fairlead.core.blame import Blame, blame_prefiller
+from fairlead.core.circumstances import is_full
 from fairlead.core.facts import RequestFacts
 from fairlead.core.ledger import Ticket
 from fairlead.core.observation import Observation
@@ -19,10 +20,12 @@ class Hop:
     __slots__ = (
         "_began_s",
         "_choice",
+        "_decoding_before",
         "_placement",
         "_queued",
         "_request",
         "_ticket",
+        "_was_full",
         "connector",
     )
 
@@ -35,7 +38,9 @@ class Hop:
         cached = choice.prefiller_cached_tokens
         self.connector = endpoint.spec.kv_connector
         self._queued = endpoint.load
+        self._was_full = is_full(endpoint)
         self._ticket = Ticket(endpoint, request.tokens, request.tokens - cached)
+        self._decoding_before = self._ticket.concurrent_requests()
         try:
             endpoint.prefills.expect(self._ticket, endpoint.speed.prefill_ms(request.tokens, cached), now_s)
             placement.commit(request, endpoint.address, now_s, binds=False)
@@ -95,5 +100,7 @@ class Hop:
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             expected_cached_tokens=self._choice.prefiller_cached_tokens,
+            decoding_before=self._decoding_before,
+            engine_full=self._was_full or is_full(endpoint),
             ended_s=now_s,
         )
