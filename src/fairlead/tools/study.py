@@ -32,10 +32,9 @@ class _Shown(Progress):
         if not self.console.is_terminal and monotonic() - self._told_s >= LINE_EVERY_S:
             self._told_s = monotonic()
             (task,) = [each for each in self.tasks if each.id == task_id]
-            shown = [
-                each for each in self.columns if isinstance(each, (TextColumn, TimeElapsedColumn, TimeRemainingColumn))
-            ]
-            self.console.print(*[column(task) for column in shown], soft_wrap=True)
+            done = [each(task) for each in self.columns if isinstance(each, TextColumn)]
+            times = "after", TimeElapsedColumn()(task), "and", TimeRemainingColumn()(task), "to go"
+            self.console.print(*done, *times, soft_wrap=True)
 
 
 def progress_bar(unit: str) -> Progress:
