@@ -115,5 +115,5 @@ def test_a_token_that_is_computed_delays_strangers_too_wherever_it_goes() -> Non
     for endpoint in world.router.pool.endpoints:
         tell(endpoint, running=4)
     again = world.pick(tokens=1000).best[0]
-    assert again.candidate.least_inflight_requests == 4
+    assert again.candidate.delayed_requests == 4
     assert again.score == pytest.approx(before + 4 * 1000 * again.candidate.prefill_ms_per_token)

@@ -157,7 +157,7 @@ def test_of_engines_that_differ_only_in_what_each_request_takes_the_quicker_one_
 
 
 def test_what_each_request_takes_delays_nobody_else_and_so_counts_once() -> None:
-    busy = {"inflight_requests": 4, "decoding_requests": 4, "least_inflight_requests": 4}
+    busy = {"inflight_requests": 4, "decoding_requests": 4, "delayed_requests": 4}
     terms = [first("fairlead", [option("a:1", fixed_ms=ms, **busy)]) for ms in (0.0, 300.0)]
     costs = [build_policy("fairlead", {}).explain(each) for each in terms]
     assert costs[0] is not None

@@ -48,7 +48,7 @@ def test_a_pool_without_idle_endpoints_makes_more_of_what_it_has_cached() -> Non
     """Computing a prompt again delays everyone there, so the queue at its holder must be longer to send it away."""
 
     def choice(inflight_requests: int) -> str:
-        crowd = {"inflight_requests": inflight_requests, "least_inflight_requests": inflight_requests}
+        crowd = {"inflight_requests": inflight_requests, "delayed_requests": inflight_requests}
         holder = option("holder:1", cached_tokens=1000, uncached_tokens=0, pending_prefill_tokens=3000, **crowd)
         return best("fairlead", [holder, option("other:1", uncached_tokens=1000, **crowd)])
 

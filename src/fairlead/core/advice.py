@@ -12,7 +12,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from fairlead.core.adapter_slots import AdapterNeed
-from fairlead.core.candidates import Candidate, candidates
+from fairlead.core.candidates import Candidate, candidates, least_inflight
 from fairlead.core.cost import cost_factor
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
@@ -36,6 +36,7 @@ class Options(NamedTuple):
     cached_tokens: Mapping[str, int]
     target: str | None  # the session's endpoint
     needs: Mapping[str, AdapterNeed]
+    to_come: float = 0.0  # later requests that its prefill delays: see `core.congestion`
     cached_blocks: Mapping[str, int] | None = None  # by address; None: not for the prompt to choose by, if they tie
 
 
@@ -71,14 +72,15 @@ class Advice:
     def rank(self, options: Options) -> tuple[Ranking, tuple[Ranked, ...]]:
         """A body that is not read gives a policy nothing to go by: such a request goes where the load is least."""
         policy = self.policy
-        request, table, endpoints, cached_tokens, target, needs, _ = options
+        request, table, endpoints, cached_tokens, target, needs, to_come, _ = options
         if not request.unread and table is not None and is_priced(policy):
             try:
                 return self._shortlist(policy, table, options)
             except Exception:  # as below
                 self.last_policy_failure = traceback.format_exc(limit=-8)
                 self.policy_failures += 1
-        offered = candidates(endpoints, request, cached_tokens, target, None, needs)
+        delayed = least_inflight(endpoints) + to_come
+        offered = candidates(endpoints, request, cached_tokens, target, delayed, needs)
         if request.unread:
             return Ranking(least_first(offered, _untried_and_idle), "fallback"), ()
         try:
@@ -97,13 +99,13 @@ class Advice:
 
     def _shortlist(self, policy: Priced, table: PriceTable, options: Options) -> tuple[Ranking, tuple[Ranked, ...]]:
         """The ranking down to what is shown, and to the fallbacks of the model that comes first."""
-        request, _, endpoints, cached_tokens, target, needs, _ = options
-        costs_ms, spreads, least = table.scores(policy, request, endpoints, cached_tokens, needs)
+        request, _, endpoints, cached_tokens, target, needs, to_come, _ = options
+        costs_ms, spreads, delayed = table.scores(policy, request, endpoints, cached_tokens, needs, to_come)
         width, fallbacks = policy.tie_ms, self.fallbacks + 2  # a move may put one more first
         best, block = None, None
         if self._meets(options):
             cheapest = endpoints[min(range(len(costs_ms)), key=costs_ms.__getitem__)]
-            (best,) = candidates([cheapest], request, cached_tokens, target, least, needs)
+            (best,) = candidates([cheapest], request, cached_tokens, target, delayed, needs)
             width, block = self._equals_ms(policy, best), _next_block(options, best)
         count = max(_SHOWN_CANDIDATES, fallbacks)
         order = first_in_order(costs_ms, endpoints, count, tie_width=width, spreads=spreads, block=block)
@@ -116,7 +118,7 @@ class Advice:
                 theirs, those, fallbacks, tie_width=width, spreads=spread, least=least_ms, block=block
             )
             order += [same[i] for i in first if same[i] not in order]
-        offered = candidates([endpoints[i] for i in order], request, cached_tokens, target, least, needs)
+        offered = candidates([endpoints[i] for i in order], request, cached_tokens, target, delayed, needs)
         ranked = [Ranked(option, costs_ms[i]) for option, i in zip(offered, order, strict=True)]
         return Ranking(ranked, _why(offered[0], best)), tuple(ranked[:_SHOWN_CANDIDATES])
 
@@ -127,7 +129,7 @@ class Advice:
     def _equals_ms(self, policy: Priced, best: Candidate) -> float:
         """How much more than the `best` its equals may cost: what is saved if another router was there before."""
         _, _, _, prefill_ms, contention_ms, _, _ = policy.prices(best)
-        prefill_ms = best.work_tokens * (prefill_ms + best.least_inflight_requests * contention_ms)
+        prefill_ms = best.work_tokens * (prefill_ms + best.delayed_requests * contention_ms)
         factor = cost_factor(best.success_probability, policy.retry_penalty, best.attempts)
         return max(policy.tie_ms, self.others.chance * prefill_ms * factor)
 

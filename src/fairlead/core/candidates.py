@@ -55,7 +55,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     waiting_requests: int = 0
     kv_usage: float = 0.0
     used_tokens: int = 0  # in the KV cache, as the engine reports
-    least_inflight_requests: int = 0  # at any candidate of this request, strangers' too
+    delayed_requests: float = 0.0  # wherever it goes: those at the least loaded, strangers' too, and those to come
     output_tokens: float = USUAL_ANSWER_TOKENS  # expected of the answer here
     batch_slowdown: float = USUAL_SLOWDOWN
     rtt_spread_ms: float = 0.0  # by which measurements of the round trip differ
@@ -83,24 +83,27 @@ def fitting(endpoints: Sequence[Endpoint], request: RequestFacts) -> Sequence[En
     return [e for e in endpoints if e._max_model_len is None or tokens <= e._max_model_len] or endpoints
 
 
+def least_inflight(endpoints: Sequence[Endpoint]) -> int:
+    """Requests in flight at the least loaded of them."""
+    return min([e._load.inflight_requests + e._strangers.inflight_requests for e in endpoints], default=0)
+
+
 def candidates(
     endpoints: Sequence[Endpoint],
     request: RequestFacts,
     cached_tokens: Mapping[str, int],
     target: str | None = None,
-    least_inflight: int | None = None,
+    delayed_requests: float | None = None,
     needs: Mapping[str, AdapterNeed] = NO_NEEDS,
 ) -> list[Candidate]:
     """One candidate for each endpoint, in the same order; `cached_tokens` by address, absent is 0.
 
-    `target` is the session's affinity target, `least_inflight` the requests in flight at the least loaded endpoint that
-    the request may go to, which need not be one of `endpoints`. `needs` are those of the adapter that it names.
+    `target` is the session's affinity target, `delayed_requests` how many its prefill delays wherever it goes: those at
+    the least loaded of `endpoints`, if nothing else is given. `needs` are those of the adapter that it names.
     """
     language, bucket, tokens, attempted = request.language, request.bucket, request.tokens, request.attempted
     limit, name = request.max_output_tokens, request.name
-    least = least_inflight
-    if least is None:
-        least = min([e._load.inflight_requests + e._strangers.inflight_requests for e in endpoints], default=0)
+    delayed = least_inflight(endpoints) if delayed_requests is None else delayed_requests
     options = []
     capability, success_probability = None, 1.0
     for e in endpoints:
@@ -134,7 +137,7 @@ def candidates(
                 report.waiting_requests or 0,
                 kv_usage,
                 int(kv_usage * report.kv_capacity_tokens) if kv_usage and report.kv_capacity_tokens else 0,
-                least,
+                delayed,
                 answer_tokens if limit is None or answer_tokens < limit else limit,
                 speed.batch_slowdown,
                 e._rtt_spread_ms,

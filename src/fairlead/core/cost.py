@@ -18,21 +18,22 @@ Prices = tuple[float, float, float, float, float, float, float]
 """The prices of one endpoint at this moment, in ms: network, fixed, queue, prefill, contention, decode, network
 spread.
 
-L = network + fixed + queue + work * (prefill + least in flight * contention) + output tokens * decode
+L = network + fixed + queue + work * (prefill + delayed requests * contention) + output tokens * decode
 
 Network, fixed and queue count once for a request; prefill for each token of the work that its uncached tokens are (see
-`core.prefill_work`); contention for each of these and each request in flight at the least loaded endpoint that the
-request may go to; decode for each token of the answer.
+`core.prefill_work`); contention for each of these and each request that it delays wherever it goes: those in flight
+at the least loaded endpoint that the request may go to, and those to come (`core.congestion`); decode for each token of
+the answer.
 The spread is by how much the network's time may be too high, as measurements of it vary: see `ranking.in_order`.
 """
 
 
 def latency_terms(
-    prices: Prices, work_tokens: float, least_inflight: int, output_tokens: float
+    prices: Prices, work_tokens: float, delayed_requests: float, output_tokens: float
 ) -> tuple[float, float, float, float, float]:
     """Network, fixed, prefill, queue and decoding, in ms: L at one endpoint in its terms."""
     network_ms, fixed_ms, queue_ms, prefill_ms, contention_ms, decode_ms, _ = prices
-    prefill_ms += least_inflight * contention_ms
+    prefill_ms += delayed_requests * contention_ms
     return network_ms, fixed_ms, work_tokens * prefill_ms, queue_ms, output_tokens * decode_ms
 
 
@@ -61,11 +62,13 @@ def costs_ms(
     ]
 
 
-def contended_ms(prefill_ms: Iterable[float], contention_ms: Iterable[float], least_inflight: int) -> Iterable[float]:
-    """What an uncached token costs while `least_inflight` requests are in flight at the least loaded endpoint."""
-    if not least_inflight:
+def contended_ms(
+    prefill_ms: Iterable[float], contention_ms: Iterable[float], delayed_requests: float
+) -> Iterable[float]:
+    """What an uncached token costs that delays so many requests wherever it is computed."""
+    if not delayed_requests:
         return prefill_ms
-    return [prefill + least_inflight * each for prefill, each in zip(prefill_ms, contention_ms, strict=True)]
+    return [prefill + delayed_requests * each for prefill, each in zip(prefill_ms, contention_ms, strict=True)]
 
 
 def cost_factor(success_probability: float, retry_penalty: float, attempts: int) -> float:

@@ -74,7 +74,9 @@ class Halves(Placement, Advice):
         self.forget_restarted(able)
         alike = [e for e in options.endpoints if e.model == first.model and not (must and e.spec.answers_alone)]
         whole = dict.fromkeys([e.address for e in alike], request.tokens)
-        decoders, _ = self.rank(Options(request, options.table, alike, whole, options.target, NO_NEEDS))
+        decoders, _ = self.rank(
+            options._replace(endpoints=alike, cached_tokens=whole, needs=NO_NEEDS, cached_blocks=None)
+        )
         split = self._cheapest_split(decoders, able, request, cached_tokens, now_s)
         if split is None:
             return None, ranking
@@ -91,7 +93,7 @@ class Halves(Placement, Advice):
         paired = not self.pool.by_address[split.decoder].spec.answers_alone
         able_alone = [e for e in options.endpoints if paired and e.model == first.model and e.spec.answers_alone]
         if able_alone:
-            others, _ = self.rank(Options(request, options.table, able_alone, cached_tokens, options.target, NO_NEEDS))
+            others, _ = self.rank(options._replace(endpoints=able_alone, needs=NO_NEEDS, cached_blocks=None))
             decoders = Ranking([decoders.order[0], *others.order], decoders.why)
             choice = msgspec.structs.replace(choice, else_alone=True)
         return choice, decoders

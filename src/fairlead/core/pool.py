@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from fairlead.core.congestion import Congestion
 from fairlead.core.division import divisions
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
@@ -55,11 +56,16 @@ class Pool:
         self.prefilling = prefilling_by_model(self.endpoints)
         self.divisions = divisions(self.prefilling, answering)
         self.has_halves = not all(e.spec.answers_alone for e in answering)
+        self._congestion = {serving: Congestion(serving) for serving in self._serving.values()}  # names share them
         self._tables = {
             name: PriceTable(serving, name if name in self.names else None)
             for name, serving in self._serving.items()
             if len(serving) > FEW and name not in self.mixed
         }
+
+    def to_come(self, name: str | None, now_s: float) -> float:
+        """How many later requests a prefill delays at those that serve `name`: see `core.congestion`."""
+        return self._congestion[self._serving[name]].requests(now_s)
 
     def renewed(self) -> Pool:
         """This pool, or, where engines list other models or are of another kind since it was made, one with these."""

@@ -28,7 +28,7 @@ class Scores(NamedTuple):
 
     costs_ms: Sequence[float]
     spreads_ms: Sequence[float] | None  # by which they may be too high; None: by nothing
-    least_inflight: int
+    delayed_requests: float
 
 
 _COLUMNS: Final = 9  # as `_row` makes them
@@ -106,15 +106,19 @@ class PriceTable:
         among: Sequence[Endpoint],
         cached_tokens: Mapping[str, int],
         needs: Mapping[str, AdapterNeed],
+        to_come: float = 0.0,
     ) -> Scores:
-        """Of `among`, which is `endpoints` or a part of them; `cached_tokens` and `needs` are by address."""
+        """Of `among`, which is `endpoints` or a part of them; `cached_tokens` and `needs` are by address.
+
+        `to_come` are the later requests that its prefill delays.
+        """
         self._price(policy)
         columns: Sequence[Sequence[float]] = self._columns
         if len(among) != len(self.endpoints):
             positions = [self._positions[e.address] for e in among]
             columns = [[column[i] for i in positions] for column in columns]
         once, prefill, contention, decode, answers, inflight, kinds, spreads, growths = columns
-        least = int(min(inflight))
+        delayed = min(inflight) + to_come
         limit = request.max_output_tokens
         of_prompt = request.language, request.bucket, request.tokens, request.task
         rights = [capability.success_probability(*of_prompt) for _, capability in self._kinds]
@@ -122,7 +126,7 @@ class PriceTable:
             cost_factor(right, policy.retry_penalty, request.attempted.count(model))
             for right, (model, _) in zip(rights, self._kinds, strict=True)
         ]
-        contended = contended_ms(prefill, contention, least)
+        contended = contended_ms(prefill, contention, delayed)
         if needs:
             # As `rank` adds it up: the load of an adapter to what a request costs whatever its length.
             contended, of, weight = list(contended), needs.get, policy.adapter_weight
@@ -141,7 +145,7 @@ class PriceTable:
         spread = None
         if any(spreads):
             spread = [ms / rights[int(kind)] for ms, kind in zip(spreads, kinds, strict=True)]
-        return Scores(costs, spread, least)
+        return Scores(costs, spread, delayed)
 
     def _start_over(self, healthy: list[bool]) -> None:
         self._healthy = healthy

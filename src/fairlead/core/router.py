@@ -152,7 +152,8 @@ class Router(Halves):
             if asked.slo is not None and not asked.unread:
                 met = meeting(asked.slo, endpoints, asked, cached_tokens, needs).endpoints
                 endpoints, is_late = met or endpoints, not met
-            ranking, _ = self.rank(Options(asked, table, endpoints, cached_tokens, target, needs, held))
+            to_come = self.pool.to_come(asked.model, now_s)
+            ranking, _ = self.rank(Options(asked, table, endpoints, cached_tokens, target, needs, to_come, held))
             first, length = ranking.order[0], endpoints[0].max_model_len
             # As among a route's own models: a last resort, one that the prompt does not fit, one that drains, or one
             # that misses the objective, only if all are.
@@ -190,7 +191,8 @@ class Router(Halves):
         target = bound if bound is None else self.planner.stayed_at(request, bound, endpoints, known.tokens)
         if self.planner.draining and target != bound:
             endpoints = self.planner.without_draining(endpoints, target)
-        options = Options(request, table, endpoints, known.tokens, target, needs, known.blocks)
+        to_come = self.pool.to_come(request.model, now_s)
+        options = Options(request, table, endpoints, known.tokens, target, needs, to_come, known.blocks)
         way = self._way(options, known, subset, now_s)
         first = way.ranking.order[0].candidate
         self.decided += 1

@@ -1,7 +1,7 @@
 """fairlead: the default policy. Network, cache, queue and decoding in one cost, divided by the chance of being right.
 
 cost = (rtt_weight * rtt + fixed
-        + prefill_ms_per_token * work * (1 + evict_weight + crowd_weight * least in-flight of all candidates
+        + prefill_ms_per_token * work * (1 + evict_weight + crowd_weight * (least in-flight of all candidates + to come)
                                            + stall_weight * decoding + behind_weight * waiting)
         + prefill_ms_per_token * queue_weight * (pending + strangers)
         + adapter_weight * (wait for a slot + load, which counts as prefill that takes as long)
@@ -13,12 +13,12 @@ What a request costs an engine whatever its length (`fixed`) is learned with the
 request: it is time in the server and between steps, which others do not wait for.
 
 A prefill stalls the requests that decode there, and delays those that come behind it before the engine is idle again:
-as many as stand before it, where arrivals keep pace. Wherever it goes, it also delays what comes after it, which is as
-much as the least loaded endpoint has: so a pool without idle endpoints prefers cached prefixes more. In a full cache
-each token that is computed evicts another, and `evict_weight` is the chance that somebody asks for that one again. An
-answer is slowed by the others in its batch and slows each of them as much: that is counted twice. Where answers are
-short, a request is in flight for its prompt's sake, so it counts as if it had `least_answer_tokens`. Every term is in
-milliseconds, so a weight of 1 is the physical one. Sources: GORGO (network, cache, queue), LAAR (Q).
+as many as stand before it, where arrivals keep pace. Wherever it goes, it also delays what the least loaded endpoint
+has, and those to come before the pool is idle again (`core.congestion`): a busy pool prefers cached prefixes more. In a
+full cache each token that is computed evicts another, and `evict_weight` is the chance that somebody asks for that one
+again. An answer is slowed by the others in its batch and slows each of them as much: that is counted twice. Where
+answers are short, a request is in flight for its prompt's sake, so it counts as if it had `least_answer_tokens`. Every
+term is in milliseconds, so a weight of 1 is the physical one. Sources: GORGO (network, cache, queue), LAAR (Q).
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ class Fairlead(Rule, frozen=True):
 
     def latency_terms(self, c: Candidate) -> tuple[float, float, float, float, float]:
         """Network, fixed, prefill, queue and decoding at one candidate, in ms."""
-        return latency_terms(self.prices(c), c.work_tokens, c.least_inflight_requests, c.output_tokens)
+        return latency_terms(self.prices(c), c.work_tokens, c.delayed_requests, c.output_tokens)
 
     def adapter_ms(self, c: Candidate) -> float:
         """Of a request for an adapter that has no slot at this candidate; 0 for any other."""
         if c.adapter is None:
             return 0.0
         _, _, _, prefill, contention, _, _ = self.prices(c)
-        return self.adapter_weight * adapter_ms(c.adapter, prefill + c.least_inflight_requests * contention)
+        return self.adapter_weight * adapter_ms(c.adapter, prefill + c.delayed_requests * contention)
 
     def rank(self, request: RequestFacts, candidates: Sequence[Candidate], rng: Random) -> Ranking:
-        prices, penalty, least = self.prices, self.retry_penalty, candidates[0].least_inflight_requests
+        prices, penalty, delayed = self.prices, self.retry_penalty, candidates[0].delayed_requests
         costs_ms, spreads_ms = [], []
         for c in candidates:  # added up as in `core.cost.costs_ms`
             network, fixed, queue, prefill, contention, decode, spread = prices(c)
@@ -91,7 +91,7 @@ class Fairlead(Rule, frozen=True):
             if c.adapter is not None:
                 once += self.adapter_ms(c)
             work = c.uncached_tokens + c.attention_tokens
-            latency = once + work * (prefill + least * contention) + c.output_tokens * decode
+            latency = once + work * (prefill + delayed * contention) + c.output_tokens * decode
             costs_ms.append(latency * cost_factor(c.success_probability, penalty, c.attempts))
             spreads_ms.append(spread / c.success_probability)
         order = in_order(candidates, costs_ms, tie_width=self.tie_ms, spreads=spreads_ms if any(spreads_ms) else None)

@@ -1,0 +1,90 @@
+"""What work costs a pool that it keeps busy: those to come, whom no queue shows yet."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.core.congestion import Congestion, delayed_requests
+from fairlead.core.in_flight import InFlight
+from tests.core.world import World, carries, make_endpoint, request
+
+WARM, COLD = "10.0.0.1:1", "10.0.0.2:1"
+
+
+def mean_wait(prefill_s: float, per_s: float, servers: int) -> float:
+    """Sakasegawa's, in seconds."""
+    busy = per_s * prefill_s / servers
+    return float(prefill_s * busy ** (sqrt(2 * (servers + 1)) - 1) / (servers * (1 - busy)))
+
+
+@given(st.floats(0.01, 0.9), st.integers(1, 1000))
+def test_it_is_what_a_little_more_work_adds_to_all_waits_together(busy: float, servers: int) -> None:
+    per_s, more_s = busy * servers, 1e-7  # prefills of one second
+    added = (mean_wait(1.0 + more_s, per_s, servers) - mean_wait(1.0 - more_s, per_s, servers)) / (2 * more_s)
+    assert delayed_requests(busy, servers) == pytest.approx(added, rel=1e-4, abs=1e-6)
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.integers(1, 1000))
+def test_the_busier_the_more_are_delayed(one: float, other: float, servers: int) -> None:
+    less, more = sorted((one, other))
+    assert 0.0 <= delayed_requests(less, servers) <= delayed_requests(more, servers)
+
+
+@given(st.floats(0.0, 0.9), st.integers(1, 999))
+def test_among_more_servers_one_is_sooner_free(busy: float, servers: int) -> None:
+    assert delayed_requests(busy, servers + 1) <= delayed_requests(busy, servers)
+
+
+def test_overload_costs_what_a_share_of_nine_tenths_does() -> None:
+    assert delayed_requests(7.0, 8) == delayed_requests(0.9, 8) == pytest.approx(11.76, abs=0.01)
+
+
+def test_a_pool_that_nobody_has_sent_anything_delays_nobody() -> None:
+    assert Congestion([make_endpoint(WARM), make_endpoint(COLD)]).requests(100.0) == 0.0
+
+
+def test_only_healthy_endpoints_share_the_work() -> None:
+    busy, ejected = make_endpoint(WARM), make_endpoint(COLD, healthy=False)
+    busy.prefills.takes(400.0, 99.0)
+    assert Congestion([busy, ejected]).requests(100.0) == Congestion([busy]).requests(100.0) > 0.0
+
+
+def test_none_of_them_healthy_is_no_reason_to_keep_a_prefix() -> None:
+    assert Congestion([make_endpoint(WARM, healthy=False)]).requests(100.0) == 0.0
+
+
+def test_it_is_looked_at_anew_only_a_few_times_a_second() -> None:
+    endpoint = make_endpoint(WARM)
+    congestion = Congestion([endpoint])
+    assert congestion.requests(100.0) == 0.0
+    endpoint.prefills.takes(400.0, 100.0)
+    assert congestion.requests(100.2) == 0.0
+    assert congestion.requests(100.3) > 0.0
+
+
+def chosen(busy_share: float) -> str:
+    """Of one that holds half of the prompt and has some of others' to compute before it, and one that is free."""
+    world = World()
+    warm, cold = world.endpoint(WARM), world.endpoint(COLD)
+    carries(warm, inflight_requests=1, pending_prefill_tokens=3_000)
+    for second in range(100):
+        for endpoint in (warm, cold):
+            endpoint.prefills.takes(1e3 * busy_share, float(second))
+    world.router.index.insert((1, 2), WARM, 99.0)
+    asked = msgspec.structs.replace(request(tokens=4_000), prefix=(1, 2), block_tokens=1_000.0)
+    in_flight = world.router.admit(asked, now_s=100.0)
+    assert isinstance(in_flight, InFlight)
+    return in_flight.address
+
+
+def test_a_free_engine_takes_a_prompt_from_its_cache_while_the_pool_is_seldom_busy() -> None:
+    assert chosen(0.1) == COLD
+
+
+def test_the_prompt_waits_for_its_cache_where_every_engine_is_busy_most_of_the_time() -> None:
+    assert chosen(0.85) == WARM
