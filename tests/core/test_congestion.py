@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fairlead.core.congestion import Congestion, delayed_requests
 from fairlead.core.in_flight import InFlight
+from fairlead.core.reported import EngineIdentity
 from tests.core.world import World, carries, make_endpoint, request
 
 WARM, COLD = "10.0.0.1:1", "10.0.0.2:1"
@@ -88,3 +89,14 @@ def test_a_free_engine_takes_a_prompt_from_its_cache_while_the_pool_is_seldom_bu
 
 def test_the_prompt_waits_for_its_cache_where_every_engine_is_busy_most_of_the_time() -> None:
     assert chosen(0.85) == WARM
+
+
+def test_names_that_the_same_endpoints_serve_are_looked_at_once() -> None:
+    """An engine may list thousands of adapters."""
+    world = World()
+    serves = EngineIdentity(models=("m", "legal", "medical"), adapters=("legal", "medical"))
+    world.endpoint(WARM, identity=serves).prefills.takes(400.0, 99.0)
+    pool = world.router.pool
+    first = pool.to_come("legal", 100.0)
+    world.router.pool.by_address[WARM].prefills.takes(400.0, 100.0)
+    assert pool.to_come("medical", 100.1) == pool.to_come("m", 100.1) == first > 0.0

@@ -56,7 +56,8 @@ class Pool:
         self.prefilling = prefilling_by_model(self.endpoints)
         self.divisions = divisions(self.prefilling, answering)
         self.has_halves = not all(e.spec.answers_alone for e in answering)
-        self._congestion = {serving: Congestion(serving) for serving in self._serving.values()}  # names share them
+        of_those = {serving: Congestion(serving) for serving in self._serving.values()}
+        self._congestion = {name: of_those[serving] for name, serving in self._serving.items()}  # adapters share them
         self._tables = {
             name: PriceTable(serving, name if name in self.names else None)
             for name, serving in self._serving.items()
@@ -65,7 +66,7 @@ class Pool:
 
     def to_come(self, name: str | None, now_s: float) -> float:
         """How many later requests a prefill delays at those that serve `name`: see `core.congestion`."""
-        return self._congestion[self._serving[name]].requests(now_s)
+        return self._congestion[name].requests(now_s)
 
     def renewed(self) -> Pool:
         """This pool, or, where engines list other models or are of another kind since it was made, one with these."""
