@@ -1,6 +1,6 @@
 """Every policy on pools and traffic drawn at random, that no weight and no form was made on.
 
-    python benchmarks/papers/drawn.py             # 60 cases: half an hour on two cores; can be interrupted
+    python benchmarks/papers/drawn.py             # 50 cases: half an hour on two cores; can be interrupted
     python benchmarks/papers/drawn.py --report    # the page of the kept runs only
 
 What is drawn, and over which ranges: `_drawn.py`. Cases below 1,000 are for development; those of the page are not.
@@ -172,7 +172,7 @@ def _mean(ratios: Iterable[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=FIRST, help="number of the first case")
-    parser.add_argument("--cases", type=int, default=60)
+    parser.add_argument("--cases", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--kept", type=Path, default=KEPT, help="where runs are kept")
     parser.add_argument("--out", type=Path, default=OUT)
