@@ -36,8 +36,13 @@ class Options(NamedTuple):
     cached_tokens: Mapping[str, int]
     target: str | None  # the session's endpoint
     needs: Mapping[str, AdapterNeed]
-    to_come: float = 0.0  # later requests that its prefill delays: see `core.congestion`
+    to_come: float  # later requests that its prefill delays: see `core.congestion`
     cached_blocks: Mapping[str, int] | None = None  # by address; None: not for the prompt to choose by, if they tie
+
+    @property
+    def delayed_requests(self) -> float:
+        """By its prefill, wherever it goes."""
+        return least_inflight(self.endpoints) + self.to_come
 
 
 class Advice:
@@ -72,15 +77,14 @@ class Advice:
     def rank(self, options: Options) -> tuple[Ranking, tuple[Ranked, ...]]:
         """A body that is not read gives a policy nothing to go by: such a request goes where the load is least."""
         policy = self.policy
-        request, table, endpoints, cached_tokens, target, needs, to_come, _ = options
+        request, table, endpoints, cached_tokens, target, needs, _, _ = options
         if not request.unread and table is not None and is_priced(policy):
             try:
                 return self._shortlist(policy, table, options)
             except Exception:  # as below
                 self.last_policy_failure = traceback.format_exc(limit=-8)
                 self.policy_failures += 1
-        delayed = least_inflight(endpoints) + to_come
-        offered = candidates(endpoints, request, cached_tokens, target, delayed, needs)
+        offered = candidates(endpoints, request, cached_tokens, target, options.delayed_requests, needs)
         if request.unread:
             return Ranking(least_first(offered, _untried_and_idle), "fallback"), ()
         try:

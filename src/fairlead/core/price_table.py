@@ -106,7 +106,7 @@ class PriceTable:
         among: Sequence[Endpoint],
         cached_tokens: Mapping[str, int],
         needs: Mapping[str, AdapterNeed],
-        to_come: float = 0.0,
+        to_come: float,
     ) -> Scores:
         """Of `among`, which is `endpoints` or a part of them; `cached_tokens` and `needs` are by address.
 

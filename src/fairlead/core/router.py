@@ -266,8 +266,8 @@ class Router(Halves):
         """A move sends the request to `target`, which may not be on the shortlist."""
         order = ranking.order
         if len(order) < len(options.endpoints) and all(r.candidate.address != target for r in order):
-            request, cached_tokens, needs = options.request, options.cached_tokens, options.needs
-            (moved,) = candidates([self.pool.by_address[target]], request, cached_tokens, needs=needs)
+            to, delayed = [self.pool.by_address[target]], options.delayed_requests
+            (moved,) = candidates(to, options.request, options.cached_tokens, None, delayed, options.needs)
             order = [*order, Ranked(moved, inf)]
         order = sorted(order, key=lambda r: r.candidate.address != target)
         return Ranking(order, "migration"), tuple(sorted(best, key=lambda r: r.candidate.address != target))
