@@ -11,7 +11,7 @@ drawn/runs.jsonl.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
@@ -32,6 +32,7 @@ OUT: Final = Path("benchmarks/results/papers/drawn.md")
 KEPT: Final = Path("benchmarks/results/papers/drawn/runs.jsonl")
 FIRST: Final = 1_000
 OURS: Final = "fairlead"
+POLICIES: Final = (OURS, *LEADING)
 REFERENCE: Final = "unified"
 
 
@@ -91,26 +92,25 @@ def kept(path: Path) -> dict[tuple[int, str], Ran]:
     return {each.key: each for each in (msgspec.json.decode(line, type=Ran) for line in lines)}
 
 
-def missing(known: Iterable[tuple[int, str]], numbers: Sequence[int], policies: Sequence[str]) -> list[Job]:
-    known = set(known)
-    jobs = [Job(number, tuple(p for p in policies if (number, p) not in known)) for number in numbers]
+def missing(known: Collection[tuple[int, str]], numbers: Sequence[int]) -> list[Job]:
+    jobs = [Job(number, tuple(p for p in POLICIES if (number, p) not in known)) for number in numbers]
     return [job for job in jobs if job.policies]
 
 
-def columns(ran: dict[tuple[int, str], Ran], numbers: Sequence[int], policies: Sequence[str]) -> Iterator[Column]:
+def columns(ran: dict[tuple[int, str], Ran], numbers: Sequence[int]) -> Iterator[Column]:
     """Of the cases of which all was run."""
     for number in numbers:
-        found = {policy: ran.get((number, policy)) for policy in policies}
+        found = {policy: ran.get((number, policy)) for policy in POLICIES}
         known = {policy: each for policy, each in found.items() if each is not None}
         if len(known) == len(found):
             for column in COLUMNS:
                 yield Column(number, column, {policy: getattr(each, column) for policy, each in known.items()})
 
 
-def standings(over: Sequence[Column], policies: Sequence[str]) -> list[tuple[str, ...]]:
+def standings(over: Sequence[Column]) -> list[tuple[str, ...]]:
     """Each policy over the best of all others in each column, the least first."""
     rows = []
-    for policy in policies:
+    for policy in POLICIES:
         behind = [each.behind(policy) for each in over]
         means = [_mean(each.behind(policy) for each in over if each.column == column) for column in COLUMNS]
         within = sum(each <= 1.08 for each in behind) / len(behind)
@@ -134,8 +134,7 @@ def farthest(over: Sequence[Column], count: int) -> Iterator[tuple[str, ...]]:
 
 
 def page(ran: dict[tuple[int, str], Ran], numbers: Sequence[int], command: str) -> str:
-    policies = (OURS, *LEADING)
-    over = list(columns(ran, numbers, policies))
+    over = list(columns(ran, numbers))
     if not over:
         return "# Every policy on pools and traffic drawn at random, in simulated time\n\nNothing has been run yet.\n"
     cases = {each.number for each in over}
@@ -154,9 +153,9 @@ def page(ran: dict[tuple[int, str], Ran], numbers: Sequence[int], command: str) 
                 f"- Load: {LOADS[0]} to {LOADS[1]} of what `{REFERENCE}` serves at most",
                 "Each policy over the best of all others in each column, chosen after the fact: geometric means. "
                 "`fairlead` has its default weights, which were chosen on other traffic.",
-                table(heads, standings(over, policies)),
+                table(heads, standings(over)),
                 "## Plain worlds only",
-                table(heads, standings(plain, policies)),
+                table(heads, standings(plain)),
                 "## Where `fairlead` is farthest behind",
                 table((*where, "Ratio"), list(farthest(over, 20))),
             )
@@ -176,14 +175,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--kept", type=Path, default=KEPT, help="where runs are kept")
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--policies", default="", help="run these alone, with commas between them; no page is written")
     parser.add_argument("--report", action="store_true", help="run nothing")
     asked = parser.parse_args()
     numbers = range(asked.first, asked.first + asked.cases)
-    policies = tuple(asked.policies.split(",")) if asked.policies else (OURS, *LEADING)
     ran = kept(asked.kept)
     if not asked.report:
-        jobs = missing(ran, numbers, policies)
+        jobs = missing(ran, numbers)
         asked.kept.parent.mkdir(parents=True, exist_ok=True)
         with progress_bar("cases") as bar, worker_processes(asked.jobs) as pool, asked.kept.open("ab") as file:
             task = bar.add_task("Simulating", total=len(jobs))
@@ -192,10 +189,9 @@ def main() -> None:
                 file.write(b"".join(msgspec.json.encode(each) + b"\n" for each in found))
                 file.flush()
                 bar.advance(task)
-    if not asked.policies:
-        command = f"python benchmarks/papers/drawn.py --first {asked.first} --cases {asked.cases}"
-        asked.out.write_text(page(ran, numbers, command), encoding="utf-8")
-        print(asked.out.read_text(encoding="utf-8"))
+    command = f"python benchmarks/papers/drawn.py --first {asked.first} --cases {asked.cases}"
+    asked.out.write_text(page(ran, numbers, command), encoding="utf-8")
+    print(asked.out.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
