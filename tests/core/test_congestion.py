@@ -49,6 +49,20 @@ def test_a_pool_that_nobody_has_sent_anything_delays_nobody() -> None:
     assert Congestion([make_endpoint(WARM), make_endpoint(COLD)]).requests(100.0) == 0.0
 
 
+def test_the_first_prompt_of_a_pool_does_not_make_it_a_busy_one() -> None:
+    """Others may follow or not: a retry that comes next would have to go where its prompt is, and fail again."""
+    endpoint = make_endpoint(WARM)
+    endpoint.prefills.takes(400.0, 100.0)
+    assert 0.0 < Congestion([endpoint]).requests(100.3) < 0.1
+
+
+def test_an_engine_that_computes_one_prompt_after_another_is_busy_after_its_first_minute() -> None:
+    endpoint = make_endpoint(WARM)
+    for second in range(60):
+        endpoint.prefills.takes(1e3, float(second))
+    assert Congestion([endpoint]).requests(60.0) > delayed_requests(0.8, 1)
+
+
 def test_only_healthy_endpoints_share_the_work() -> None:
     busy, ejected = make_endpoint(WARM), make_endpoint(COLD, healthy=False)
     busy.prefills.takes(400.0, 99.0)
@@ -89,6 +103,20 @@ def test_a_free_engine_takes_a_prompt_from_its_cache_while_the_pool_is_seldom_bu
 
 def test_the_prompt_waits_for_its_cache_where_every_engine_is_busy_most_of_the_time() -> None:
     assert chosen(0.85) == WARM
+
+
+def test_a_busy_pool_is_no_reason_to_ask_a_model_again_that_was_wrong() -> None:
+    """It has the prompt cached and its answers are short; the other is seldom right at such a prompt."""
+    world = World()
+    wrong, other = world.endpoint(WARM, "wrong", right=0.9), world.endpoint(COLD, "other", right=0.1)
+    for second in range(100):
+        for endpoint in (wrong, other):
+            endpoint.prefills.takes(1e3, float(second))
+    world.router.index.insert((1, 2), WARM, 99.0)
+    asked = msgspec.structs.replace(request(tokens=4_000, max_output_tokens=2), prefix=(1, 2), block_tokens=2_000.0)
+    again = msgspec.structs.replace(asked, attempted=("wrong",))
+    models = [world.router.admit(each, now_s=100.0).decision.model for each in (asked, again)]
+    assert models == ["wrong", "other"]
 
 
 def test_names_that_the_same_endpoints_serve_are_looked_at_once() -> None:

@@ -65,7 +65,8 @@ async def test_a_session_moves_on_when_its_endpoint_dies(stack: Start) -> None:
 
 async def test_tenants_do_not_share_prefixes(stack: Start) -> None:
     tenants = {"header": "x-tenant", "vouched_by": "the test, which stands for a gateway"}
-    pool = await stack(engine(), tenants=tenants, observe={"answers_per_second": 0})  # costs stay as they are
+    policy = EQUALLY_FAR | {"crowd_weight": 0}  # costs stay as they are
+    pool = await stack(engine(), tenants=tenants, policy=policy, observe={"answers_per_second": 0})
     body: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": BOOK}]}
     for tenant in ("one", "two", "one"):
         await pool.chat(headers={"x-tenant": tenant}, **body)

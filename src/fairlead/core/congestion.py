@@ -40,7 +40,7 @@ class Congestion:
         """How many a prefill that starts now delays by all that it takes, beside those that are there."""
         if now_s >= self._until_s:
             self._until_s = now_s + _KEPT_S
-            busy = [min(1.0, e.prefills.busy_share(now_s)) for e in self._endpoints if e.health.healthy]
+            busy = [min(1.0, e.prefills.busy_share_lately(now_s)) for e in self._endpoints if e.health.healthy]
             self._requests = delayed_requests(sum(busy) / len(busy), len(busy)) if busy else 0.0
         return self._requests
 

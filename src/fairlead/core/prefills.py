@@ -58,8 +58,14 @@ class PrefillEstimate:
         pile up, as one alone does at first. So engines of an empty pool differ from the first prompt on, and those
         that compute for others are left to it: a pool that waits to know them better decodes everywhere, for seconds.
         """
-        seen_s = BUSY_OVER_S * (1 - exp((self._began_s - now_s) / BUSY_OVER_S))
-        return self._busy_s * exp((self._last_s - now_s) / BUSY_OVER_S) / seen_s if seen_s > 0 else 0.0
+        seen = 1 - exp((self._began_s - now_s) / BUSY_OVER_S)
+        return self.busy_share_lately(now_s) / seen if seen > 0 else 0.0
+
+    def busy_share_lately(self, now_s: float) -> float:
+        """The same of the last half minute, most of which an engine was idle whose first prompt came just now. One
+        prompt does not show that others follow.
+        """
+        return self._busy_s * exp((self._last_s - now_s) / BUSY_OVER_S) / BUSY_OVER_S
 
     def under_way_tokens(self) -> int:
         """Of the first prompt whose prefill is not done, as far as is known: some of them may be computed by now."""

@@ -152,7 +152,7 @@ class Router(Halves):
             if asked.slo is not None and not asked.unread:
                 met = meeting(asked.slo, endpoints, asked, cached_tokens, needs).endpoints
                 endpoints, is_late = met or endpoints, not met
-            to_come = self.pool.to_come(asked.model, now_s)
+            to_come = self._to_come(asked, now_s)
             ranking, _ = self.rank(Options(asked, table, endpoints, cached_tokens, target, needs, to_come, held))
             first, length = ranking.order[0], endpoints[0].max_model_len
             # As among a route's own models: a last resort, one that the prompt does not fit, one that drains, or one
@@ -163,6 +163,12 @@ class Router(Halves):
             if cost < least:
                 chosen, least = asked, cost
         return chosen
+
+    def _to_come(self, request: RequestFacts, now_s: float) -> float:
+        """How many later requests its prefill delays, as far as that counts: who asks again needs another model, whose
+        cache it seldom is in. In a busy pool the one that was wrong would be the cheapest in spite of its penalty.
+        """
+        return 0.0 if request.attempted else self.pool.to_come(request.model, now_s)
 
     def _decide(
         self, request: RequestFacts, subset: Collection[str] | None, now_s: float, others: Sequence[Sequence[int]]
@@ -191,7 +197,7 @@ class Router(Halves):
         target = bound if bound is None else self.planner.stayed_at(request, bound, endpoints, known.tokens)
         if self.planner.draining and target != bound:
             endpoints = self.planner.without_draining(endpoints, target)
-        to_come = self.pool.to_come(request.model, now_s)
+        to_come = self._to_come(request, now_s)
         options = Options(request, table, endpoints, known.tokens, target, needs, to_come, known.blocks)
         way = self._way(options, known, subset, now_s)
         first = way.ranking.order[0].candidate
