@@ -115,8 +115,12 @@ def test_a_busy_pool_is_no_reason_to_ask_a_model_again_that_was_wrong() -> None:
     world.router.index.insert((1, 2), WARM, 99.0)
     asked = msgspec.structs.replace(request(tokens=4_000, max_output_tokens=2), prefix=(1, 2), block_tokens=2_000.0)
     again = msgspec.structs.replace(asked, attempted=("wrong",))
-    models = [world.router.admit(each, now_s=100.0).decision.model for each in (asked, again)]
-    assert models == ["wrong", "other"]
+    addresses = []
+    for each in (asked, again):
+        in_flight = world.router.admit(each, now_s=100.0)
+        assert isinstance(in_flight, InFlight)
+        addresses.append(in_flight.address)
+    assert addresses == [WARM, COLD]
 
 
 def test_names_that_the_same_endpoints_serve_are_looked_at_once() -> None:
