@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.core.congestion import Congestion, delayed_requests
+from fairlead.core.congestion import Congestion, busy_share, delayed_requests
 from fairlead.core.in_flight import InFlight
 from fairlead.core.reported import EngineIdentity
 from tests.core.world import World, carries, make_endpoint, request
@@ -50,22 +50,46 @@ def test_a_pool_that_nobody_has_sent_anything_delays_nobody() -> None:
 
 
 def test_the_first_prompt_of_a_pool_does_not_make_it_a_busy_one() -> None:
-    """Others may follow or not: a retry that comes next would have to go where its prompt is, and fail again."""
+    """The time that is looked at begins with it, so it says nothing of how often others come."""
     endpoint = make_endpoint(WARM)
     endpoint.prefills.takes(400.0, 100.0)
-    assert 0.0 < Congestion([endpoint]).requests(100.3) < 0.1
+    assert Congestion([endpoint]).requests(100.3) == 0.0
 
 
-def test_an_engine_that_computes_one_prompt_after_another_is_busy_after_its_first_minute() -> None:
-    endpoint = make_endpoint(WARM)
-    for second in range(60):
-        endpoint.prefills.takes(1e3, float(second))
-    assert Congestion([endpoint]).requests(60.0) > delayed_requests(0.8, 1)
+@given(st.lists(st.floats(0.01, 10.0), min_size=1, max_size=4))
+def test_engines_to_which_one_client_sends_prompts_in_turn_are_busy_for_a_share_of_all_their_time(
+    pauses_s: list[float],
+) -> None:
+    """Each is new to it at its first prompt, and the pool is not."""
+    endpoints = [make_endpoint(f"10.0.0.{number}:1") for number in range(len(pauses_s))]
+    now_s = 0.0
+    for endpoint, pause_s in zip(endpoints, pauses_s, strict=True):
+        endpoint.prefills.takes(1e3 * pause_s, now_s)
+        now_s += pause_s
+    assert busy_share([endpoint.prefills for endpoint in endpoints], now_s) <= 1 / len(endpoints) + 1e-9
+
+
+@given(st.floats(0.05, 1.0), st.integers(1, 8), st.integers(100, 400))
+def test_once_some_prompts_came_the_share_is_that_of_the_time_which_they_take(
+    share: float, engines: int, prompts: int
+) -> None:
+    endpoints = [make_endpoint(f"10.0.0.{number}:1") for number in range(engines)]
+    for number in range(prompts):
+        endpoints[number % engines].prefills.takes(100.0 * share * engines, 0.1 * number)
+    assert busy_share([endpoint.prefills for endpoint in endpoints], 0.1 * prompts) == pytest.approx(share, rel=0.1)
+
+
+def test_one_prompt_that_takes_longer_than_all_time_seen_leaves_the_other_engines_free() -> None:
+    endpoints = [make_endpoint(f"10.0.0.{number}:1") for number in range(4)]
+    for number, endpoint in enumerate(endpoints):
+        endpoint.prefills.takes(1e6 if number == 0 else 1.0, 0.0)
+    assert busy_share([endpoint.prefills for endpoint in endpoints], 10.0) < 0.25
 
 
 def test_only_healthy_endpoints_share_the_work() -> None:
     busy, ejected = make_endpoint(WARM), make_endpoint(COLD, healthy=False)
-    busy.prefills.takes(400.0, 99.0)
+    for _ in range(2):
+        busy.prefills.takes(200.0, 99.0)
     assert Congestion([busy, ejected]).requests(100.0) == Congestion([busy]).requests(100.0) > 0.0
 
 
@@ -76,6 +100,7 @@ def test_none_of_them_healthy_is_no_reason_to_keep_a_prefix() -> None:
 def test_it_is_looked_at_anew_only_a_few_times_a_second() -> None:
     endpoint = make_endpoint(WARM)
     congestion = Congestion([endpoint])
+    endpoint.prefills.takes(400.0, 99.0)
     assert congestion.requests(100.0) == 0.0
     endpoint.prefills.takes(400.0, 100.0)
     assert congestion.requests(100.2) == 0.0
@@ -127,8 +152,9 @@ def test_names_that_the_same_endpoints_serve_are_looked_at_once() -> None:
     """An engine may list thousands of adapters."""
     world = World()
     serves = EngineIdentity(models=("m", "legal", "medical"), adapters=("legal", "medical"))
-    world.endpoint(WARM, identity=serves).prefills.takes(400.0, 99.0)
-    pool = world.router.pool
+    engine, pool = world.endpoint(WARM, identity=serves), world.router.pool
+    for _ in range(2):
+        engine.prefills.takes(200.0, 99.0)
     first = pool.to_come("legal", 100.0)
-    world.router.pool.by_address[WARM].prefills.takes(400.0, 100.0)
+    engine.prefills.takes(400.0, 100.0)
     assert pool.to_come("medical", 100.1) == pool.to_come("m", 100.1) == first > 0.0

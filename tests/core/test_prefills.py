@@ -182,15 +182,6 @@ def test_an_engine_is_busy_with_its_first_prompt_for_as_long_as_nothing_else_is_
     assert endpoint.prefills.busy_share(11.0) == pytest.approx(0.1, rel=0.1)
 
 
-def test_the_share_of_the_last_half_minute_counts_what_it_was_idle_before_its_first_prompt() -> None:
-    endpoint = make_endpoint("a:1", "m")
-    expecting(endpoint, 1, 400.0, now_s=7.0)
-    assert endpoint.prefills.busy_share_lately(7.1) == pytest.approx(0.4 / BUSY_OVER_S, rel=0.01)
-    for second in range(8, 200):
-        expecting(endpoint, 1, 400.0, now_s=float(second))
-    assert endpoint.prefills.busy_share_lately(200.0) == pytest.approx(endpoint.prefills.busy_share(200.0), rel=0.01)
-
-
 def test_an_engine_that_was_sent_nothing_computes_nothing() -> None:
     assert make_endpoint("a:1", "m").prefills.busy_share(5.0) == 0
 

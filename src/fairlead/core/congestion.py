@@ -21,6 +21,7 @@ from math import inf, pow, sqrt
 from typing import Final
 
 from fairlead.core.endpoint import Endpoint
+from fairlead.core.prefills import PrefillEstimate, remembered_s
 
 _MOST_BUSY: Final = 0.9  # the line grows without bound towards 1, but a busy time does not last for ever
 _KEPT_S: Final = 0.25  # shares are of the last half minute
@@ -40,9 +41,22 @@ class Congestion:
         """How many a prefill that starts now delays by all that it takes, beside those that are there."""
         if now_s >= self._until_s:
             self._until_s = now_s + _KEPT_S
-            busy = [min(1.0, e.prefills.busy_share_lately(now_s)) for e in self._endpoints if e.health.healthy]
-            self._requests = delayed_requests(sum(busy) / len(busy), len(busy)) if busy else 0.0
+            those = [e.prefills for e in self._endpoints if e.health.healthy]
+            self._requests = delayed_requests(busy_share(those, now_s), len(those)) if those else 0.0
         return self._requests
+
+
+def busy_share(engines: Sequence[PrefillEstimate], now_s: float) -> float:
+    """Of these engines' time since any of them was sent a prompt, what the prompts of the last half minute take.
+
+    The time begins with the first prompt, which so shows nothing of how often they come: it counts only as others do.
+    """
+    seen_s = remembered_s(min(each.began_s for each in engines), now_s)
+    if seen_s <= 0:
+        return 0.0
+    prompts = sum(each.prompts for each in engines)
+    busy_s = sum(min(seen_s, each.busy_s(now_s)) for each in engines)
+    return busy_s / (seen_s * len(engines)) * (prompts - 1) / prompts
 
 
 def delayed_requests(busy_share: float, servers: int) -> float:

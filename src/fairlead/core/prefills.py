@@ -19,6 +19,11 @@ BUSY_OVER_S: Final = 30.0  # some dozen prompts of an engine that is worth split
 TRUST_S: Final = 1.0  # an older report no longer keeps a prefill from being due
 
 
+def remembered_s(began_s: float, now_s: float) -> float:
+    """The time since then, of which a second counts the less the longer ago it was; 0 or less: it has not begun."""
+    return BUSY_OVER_S * (1 - exp((began_s - now_s) / BUSY_OVER_S))
+
+
 class _Sent(msgspec.Struct, frozen=True, gc=False):
     ticket: Ticket
     prefill_s: float
@@ -28,7 +33,7 @@ class _Sent(msgspec.Struct, frozen=True, gc=False):
 class PrefillEstimate:
     """Tickets in the order in which they were sent, until they are due, seen to be prefilled, or ended."""
 
-    __slots__ = ("_began_s", "_busy_s", "_held", "_held_until_s", "_known_s", "_last_s", "_sent", "due_s")
+    __slots__ = ("_busy_s", "_held", "_held_until_s", "_known_s", "_last_s", "_sent", "began_s", "due_s", "prompts")
 
     def __init__(self) -> None:
         self._sent: deque[_Sent] = deque()
@@ -38,7 +43,8 @@ class PrefillEstimate:
         self._held_until_s = 0.0
         self._busy_s = 0.0  # of all prefills sent until `_last_s`, each the less the longer ago it was
         self._last_s = 0.0
-        self._began_s = inf  # when the first was sent
+        self.began_s = inf  # when the first was sent, by whomever
+        self.prompts = 0  # since then
 
     def expect(self, ticket: Ticket, prefill_ms: float, now_s: float) -> None:
         """`ticket` was just taken; alone on the engine its prefill takes `prefill_ms`."""
@@ -49,7 +55,8 @@ class PrefillEstimate:
 
     def takes(self, prefill_ms: float, now_s: float) -> None:
         """Prompts were sent that take so long, by whomever."""
-        self._began_s = min(self._began_s, now_s)
+        self.began_s = min(self.began_s, now_s)
+        self.prompts += 1
         self._busy_s = self._busy_s * exp((self._last_s - now_s) / BUSY_OVER_S) + prefill_ms / 1e3
         self._last_s = now_s
 
@@ -58,14 +65,12 @@ class PrefillEstimate:
         pile up, as one alone does at first. So engines of an empty pool differ from the first prompt on, and those
         that compute for others are left to it: a pool that waits to know them better decodes everywhere, for seconds.
         """
-        seen = 1 - exp((self._began_s - now_s) / BUSY_OVER_S)
-        return self.busy_share_lately(now_s) / seen if seen > 0 else 0.0
+        seen_s = remembered_s(self.began_s, now_s)
+        return self.busy_s(now_s) / seen_s if seen_s > 0 else 0.0
 
-    def busy_share_lately(self, now_s: float) -> float:
-        """The same of the last half minute, most of which an engine was idle whose first prompt came just now. One
-        prompt does not show that others follow.
-        """
-        return self._busy_s * exp((self._last_s - now_s) / BUSY_OVER_S) / BUSY_OVER_S
+    def busy_s(self, now_s: float) -> float:
+        """What all prompts that were sent to the engine take, each the less the longer ago it was sent."""
+        return self._busy_s * exp((self._last_s - now_s) / BUSY_OVER_S)
 
     def under_way_tokens(self) -> int:
         """Of the first prompt whose prefill is not done, as far as is known: some of them may be computed by now."""
