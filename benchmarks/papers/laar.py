@@ -374,7 +374,8 @@ def draw(cells: Cells, seeds: int) -> None:
             axes.set_title(f"{SPOKEN[language]}, {length}", fontsize=9)
             axes.tick_params(labelsize=7)
             axes.grid(color="#e6e6e6")
-    panels[0][0].legend(fontsize=6, loc="lower right")
+    named = panels[0][0].get_legend_handles_labels()
+    above.legend(*named, fontsize=8, loc="outside upper center", ncols=len(POLICIES))  # in a panel it would hide dots
     above.supxlabel("mean time to correct answer, s", fontsize=9)
     above.supylabel("right, %: bar within one attempt, dot within ten", fontsize=9)
     others = (LOAD_AWARE, STICKY, "load_aware_exclude_tried")
