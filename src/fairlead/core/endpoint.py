@@ -262,6 +262,11 @@ class Endpoint:
         self.usual_prefill_tokens += newest * (tokens - self.usual_prefill_tokens)
         self.usual_attended_tokens += newest * (attended - self.usual_attended_tokens)
 
+    def not_prefilled(self, tokens: int, attended: int) -> None:
+        """Of what counted as computed here, so much was not."""
+        self.prefilled_tokens -= tokens
+        self.prefilled_attended_tokens -= attended
+
     def peers_reported(self, load: Load, now_s: float) -> None:
         """What the other sidecars have in flight here; more that waits for prefill than before was sent since."""
         sent_ms = self._speed.pending_ms(load) - self._speed.pending_ms(self.peers)

@@ -127,10 +127,14 @@ class InFlight:
         move, self._copy = self._copy, None
         return move
 
-    def sent(self, request: RequestFacts, now_s: float) -> None:
-        """It goes out as `request`, which may be another form of the prompt: what it will leave in the cache counts."""
+    def sent(self, request: RequestFacts, now_s: float, *, streams: bool = False) -> None:
+        """It goes out as `request`, which may be another form of the prompt: what it will leave in the cache counts.
+
+        A stream has no first token before `served`.
+        """
         if self.phase != "admitted":
             return
+        self._ticket.is_watched = streams
         self.phase, self.request, self.sent_s = "sent", request, now_s
         placement, decision = self._placement, self.decision
         self._circumstances.look_at(placement.pool.by_address.get(decision.addresses[0]))
@@ -181,6 +185,7 @@ class InFlight:
         if self.phase != "sent":
             return
         self.phase, self.code, self._in_one_piece = "served", code, in_one_piece
+        self._ticket.is_watched = False
         placement, decision = self._placement, self.decision
         by_address, first, was_served = placement.pool.by_address, decision.addresses[0], code < CLIENT_ERROR
         prefiller: Endpoint | None = None  # that was asked by the engine's own proxy, perhaps in vain
@@ -202,6 +207,9 @@ class InFlight:
             self.from_elsewhere = False
             self._drop_hop(now_s)
         self._ticket.move(endpoint)
+        if address != first and self._ticket.awaits_prefill:
+            tokens, pending = self.request.tokens, self._ticket.pending_tokens
+            endpoint.prefills.expect(self._ticket, endpoint.speed.prefill_ms(tokens, tokens - pending), now_s)
         endpoint.request_answered(now_s)
         if address != first or not was_served:
             placement.roll_back(self.request, first, decision.cached_blocks, decision.decided_s)
@@ -232,13 +240,24 @@ class InFlight:
         seen = self._circumstances
         if seen.first_token_s is not None or self.phase not in ("sent", "served"):
             return
+        endpoint = self.endpoint
         seen.first_token_s = now_s
-        seen.look_at(self.endpoint)
+        seen.look_at(endpoint)
         if self._in_one_piece:  # it comes at the end: what others did since it was sent counts
             return
         seen.waited()
         self._ticket.prefilled()
         seen.decodes()
+        if endpoint is not None:
+            endpoint.prefills.seen(self._ticket, now_s)
+
+    def watch(self) -> None:
+        """It is answered by a stream whose first token will be seen."""
+        self._ticket.is_watched = self.phase == "served"
+
+    def look_away(self) -> None:
+        """What comes of its stream is not seen any more, or does not tell its tokens."""
+        self._ticket.is_watched = False
 
     def prefilled(self) -> None:
         """Its prompt is computed, though its first token was not seen."""

@@ -33,17 +33,21 @@ class Loaded(Protocol):
 
     def prefilled(self, tokens: int, attended: int = 0) -> None: ...
 
+    def not_prefilled(self, tokens: int, attended: int) -> None: ...
+
 
 class Ticket:
     """The load of one request at one endpoint. Every method may be called again and then does nothing."""
 
-    __slots__ = ("_adapter", "_load", "_sent_tokens", "_uncached_tokens", "endpoint")
+    __slots__ = ("_adapter", "_is_presumed", "_load", "_sent_tokens", "_uncached_tokens", "endpoint", "is_watched")
 
     def __init__(self, endpoint: Loaded, prompt_tokens: int, uncached_tokens: int, adapter: str = "") -> None:
         """`uncached_tokens` include what loading the `adapter` is worth, if it must be loaded."""
         self._load = Load(1, prompt_tokens, uncached_tokens, 0, attended_tokens(prompt_tokens, uncached_tokens))
         self._uncached_tokens = uncached_tokens
         self._adapter = adapter
+        self._is_presumed = False
+        self.is_watched = False  # its first token will be seen: until then it has none, whatever was estimated
         self.endpoint: Loaded | None = endpoint
         endpoint.take(self._load)
         self._sent_tokens = self._sent_to(endpoint)
@@ -62,6 +66,11 @@ class Ticket:
     @property
     def awaits_prefill(self) -> bool:
         return self.endpoint is not None and not self._load.decoding_requests
+
+    @property
+    def is_presumed(self) -> bool:
+        """Its prefill counts as done, and nobody has seen that it is."""
+        return self._is_presumed and self.endpoint is not None
 
     @property
     def pending_tokens(self) -> int:
@@ -95,15 +104,28 @@ class Ticket:
             if self._adapter:
                 endpoint.adapters.begin(self._adapter)
 
-    def prefilled(self) -> None:
-        """The first token was seen: nothing of the prompt waits any more, and the request decodes."""
+    def prefilled(self, *, presumed: bool = False) -> None:
+        """The first token was seen, or is `presumed`: nothing of the prompt waits any more, and the request decodes."""
         endpoint, load = self.endpoint, self._load
         if endpoint is None or load.decoding_requests:
+            self._is_presumed &= presumed
             return
+        self._is_presumed = presumed
         pending, attended = load.pending_prefill_tokens, load.pending_attended_tokens
         endpoint.take(Load(0, 0, -pending, 1, -attended))
         endpoint.prefilled(pending, attended)
         self._load = Load(1, load.inflight_prompt_tokens, 0, 1)
+
+    def waits_after_all(self) -> None:
+        """Its prefill was presumed done, and has not begun."""
+        endpoint, load = self.endpoint, self._load
+        if endpoint is None or not self._is_presumed:
+            return
+        self._is_presumed, uncached = False, self._uncached_tokens
+        attended = attended_tokens(load.inflight_prompt_tokens, uncached)
+        endpoint.take(Load(0, 0, uncached, -1, attended))
+        endpoint.not_prefilled(uncached, attended)
+        self._load = Load(1, load.inflight_prompt_tokens, uncached, 0, attended)
 
     def recomputes(self, uncached_tokens: int) -> None:
         """So much of the prompt is computed at the endpoint after all, which was to get its KV from another."""

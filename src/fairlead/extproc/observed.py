@@ -13,6 +13,7 @@ from fairlead.extproc.pick import Pick
 
 EVENT_STREAM = b"text/event-stream"
 _TOGETHER_S: Final = 0.001  # parts so soon after the first had been waiting with it
+_MOST_WITHOUT_TOKENS: Final = 64  # parts, comments that keep it open too: a stream of more is compressed, or not known
 
 
 class ObservedAnswer:
@@ -55,6 +56,8 @@ class ObservedAnswer:
                 self._pick.in_flight.first_token(now_s)
             if now_s - self._first_s <= _TOGETHER_S:
                 self._first_events = self._events
+        elif self._parts == _MOST_WITHOUT_TOKENS and not self._events:
+            self._pick.in_flight.look_away()
         self._reader.feed(body)
 
     def ended(self, now_s: float) -> Observation:
@@ -82,4 +85,5 @@ class ObservedAnswer:
         """Nothing more of it comes, complete or not."""
         if not self._has_ended:
             self._has_ended = True
+            self._pick.in_flight.look_away()
             self._budget.ended(self._parts, streamed=self._tokens is not None)

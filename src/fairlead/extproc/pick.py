@@ -269,7 +269,7 @@ def _sent(services: Services, prepared: Prepared, admitted: Admitted, started_s:
     if not waits:
         if hop is not None:
             in_flight.prefilled_elsewhere(now_s, ended=False)
-        in_flight.sent(facts, now_s)
+        in_flight.sent(facts, now_s, streams=asked.prompt.streams)
     services.recorder.decided(facts, decision, request.id, prepared.read_s + now_s - started_s)
     changed = None if sent is request.body else sent
     if (copy := in_flight.claim_copy()) is not None:

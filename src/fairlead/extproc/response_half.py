@@ -70,6 +70,8 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
         if services.budget.open(in_flight.address, services.clock_s()):  # a sample, as far as the budget reaches
             exchange.observed = ObservedAnswer(picked, content_type, services.budget)
             observes = not exchange.response_duplex
+            if not in_one_piece:
+                in_flight.watch()
         if not in_one_piece:
             exchange.may_be_evicted()
             exchange.may_be_refusal = True

@@ -56,6 +56,13 @@ class Learning(Simulation):
             step_overhead_ms=times * now.step_overhead_ms,
         )
 
+    def _open(self, now_ms: float, asked: Asked) -> None:
+        if self.streamed:
+            super()._open(now_ms, asked)
+        elif self.sidecars[0].budget.open(asked.in_flight.address, now_ms / 1e3):
+            self.sidecars[0].budget.ended(self._turn(asked).output_tokens, streamed=True)
+            asked.observed = True
+
     def _end(self, now_s: float, asked: Asked, turn: Turn) -> None:
         in_flight, seen = asked.in_flight, None
         in_flight.served(in_flight.address, HTTP_OK, now_s, in_one_piece=not self.streamed)

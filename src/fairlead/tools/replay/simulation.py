@@ -279,7 +279,6 @@ class Simulation:
     def _end(self, now_s: float, asked: Asked, turn: Turn) -> None:
         """What the sidecar does at an answer's end, including learning from an answer observed in full."""
         in_flight, seen = asked.in_flight, None
-        in_flight.served(in_flight.address, HTTP_OK, now_s, in_one_piece=False)
         if asked.observed:
             usage = Usage(turn.prompt_tokens, asked.cached_tokens, turn.output_tokens)
             seen = in_flight.observation(usage, now_s, streamed=True)
@@ -291,6 +290,16 @@ class Simulation:
     def _arrive(self, now_ms: float, asked: Asked) -> None:
         turn = self._turn(asked)
         self._submit(now_ms, asked, asked.endpoint, turn.prompt_tokens, turn.output_tokens)
+        self._open(now_ms, asked)
+
+    def _open(self, now_ms: float, asked: Asked) -> None:
+        """As vLLM does, the engine begins its answer's stream before it has computed the prompt."""
+        in_flight, budget, now_s = asked.in_flight, asked.sidecar.budget, now_ms / 1e3
+        in_flight.served(in_flight.address, HTTP_OK, now_s, in_one_piece=False)
+        if in_flight.phase == "served" and budget.open(in_flight.address, now_s):
+            budget.ended(self._turn(asked).output_tokens, streamed=True)
+            asked.observed = True
+            in_flight.watch()
 
     def _submit(self, now_ms: float, asked: Asked, place: int, prompt_tokens: int, output_tokens: int) -> None:
         name = str(next(self._numbers))
@@ -320,10 +329,7 @@ class Simulation:
             return
         asked.first_token_ms = now_ms
         asked.cached_tokens = cached_tokens
-        budget = asked.sidecar.budget
-        if budget.open(asked.in_flight.address, now_ms / 1e3):
-            budget.ended(self._turn(asked).output_tokens, streamed=True)
-            asked.observed = True
+        if asked.observed:
             self.agenda.at(now_ms + asked.half_rtt_ms, self._first_token_seen, asked)
 
     def _finished(self, now_ms: float, asked: Asked) -> None:

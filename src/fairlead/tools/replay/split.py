@@ -39,6 +39,7 @@ class SplitSimulation(Simulation):
 
     def _arrive(self, now_ms: float, asked: Asked) -> None:
         self._submit(now_ms, asked, asked.endpoint, self._turn(asked).prompt_tokens, 1)
+        self._open(now_ms, asked)
 
     def _finished(self, now_ms: float, asked: Asked) -> None:
         turn = self._turn(asked)
