@@ -48,7 +48,7 @@ ABOUT = {
     "rtt_weight": "1, physical: a millisecond is a millisecond; not chosen by runs",
     "batch_weight": "2, by argument: a request slows those that it joins as much as they slow it; not chosen by runs",
     "tie_ms": "2, above the noise of a probe in one data centre; not chosen by runs",
-    "retry_penalty": "1000, by argument: at temperature 0 a model that failed fails again; not chosen by runs",
+    "retry_penalty": "1,000,000, by argument: at temperature 0 a model that failed fails again; not chosen by runs",
     "behind_weight": "chosen here; 1 is physical while arrivals keep pace: as many come behind as stand before",
     "crowd_weight": "1, of earlier grids (docs/weights.md); not chosen here",
     "queue_weight": "chosen here; 1 is physical for a request's own first token: what waits is computed before it",

@@ -282,7 +282,7 @@ async def test_status_counts_requests_by_what_became_of_them(admin: Client, conv
     assert shown["requests"] == {"ok": 2, "client_error": 1, "server_error": 1, "client_left": 1, "refused": 1}
     assert (shown["decisions"], shown["ready"], shown["running_streams"]) == (5, True, 3)
     assert shown["policy"]["name"] == "fairlead"
-    assert shown["policy"]["parameters"]["retry_penalty"] == 1000.0
+    assert shown["policy"]["parameters"]["retry_penalty"] == 1e6
 
 
 async def test_no_page_shows_a_prompt_a_session_or_a_password(tmp_path: Path) -> None:

@@ -148,6 +148,23 @@ def test_a_busy_pool_is_no_reason_to_ask_a_model_again_that_was_wrong() -> None:
     assert addresses == [WARM, COLD]
 
 
+@pytest.mark.parametrize("prompt_tokens", [4_000, 100_000])
+def test_a_model_that_was_wrong_is_not_asked_again_however_many_wait_elsewhere(prompt_tokens: int) -> None:
+    world = World()
+    wrong, other = world.endpoint(WARM, "wrong", right=0.9), world.endpoint(COLD, "other", right=0.1)
+    carries(wrong, inflight_requests=40, decoding_requests=40)
+    carries(other, inflight_requests=40, pending_prefill_tokens=100_000)
+    world.router.index.insert((1, 2), WARM, 99.0)
+    again = msgspec.structs.replace(
+        request(tokens=prompt_tokens, max_output_tokens=2, attempted=["wrong"]),
+        prefix=(1, 2),
+        block_tokens=prompt_tokens / 2,
+    )
+    in_flight = world.router.admit(again, now_s=100.0)
+    assert isinstance(in_flight, InFlight)
+    assert in_flight.address == COLD
+
+
 def test_names_that_the_same_endpoints_serve_are_looked_at_once() -> None:
     """An engine may list thousands of adapters."""
     world = World()

@@ -49,7 +49,7 @@ class Fairlead(Rule, frozen=True):
     least_answer_tokens: Annotated[float, Meta(ge=0)] = 128.0
     adapter_weight: Annotated[float, Meta(ge=0)] = 1.0  # of loading an adapter, for requests that name one
     tie_ms: Annotated[float, Meta(ge=0)] = 2.0  # costs this close, or within the spread of measured round trips, tie
-    retry_penalty: Annotated[float, Meta(ge=1, le=1e6)] = 1000.0  # a model that failed at temperature 0 fails again
+    retry_penalty: Annotated[float, Meta(ge=1, le=1e6)] = 1e6  # a model that failed at temperature 0 fails again
 
     def prices(self, at: Candidate | Standing) -> Prices:
         """What each unit costs at one candidate, in ms. The formula is written only here."""
