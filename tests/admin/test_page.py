@@ -103,7 +103,7 @@ def test_the_penalty_of_a_retry_is_shown_on_the_model_that_was_wrong(admin: Admi
     browser.js("document.querySelector('.expand').click()")
     browser.until(lambda: browser.count("#decisions .more li") == 2, "both candidates are shown")
     assert browser.text("#decisions .more li.chosen").startswith("1. 10.0.0.2:1")
-    assert browser.text("#decisions .more li:nth-child(2) .penalty") == "× 1,000"
+    assert browser.text("#decisions .more li:nth-child(2) .penalty") == "× 1M"
     assert browser.count("#decisions .more li.chosen .penalty") == 0
 
 
