@@ -51,6 +51,13 @@ def test_what_was_sent_behind_a_watched_prefill_waits_as_long() -> None:
     assert pending(endpoint) == 0
 
 
+def test_a_watched_prefill_that_is_overdue_is_not_looked_at_for_each_decision() -> None:
+    endpoint = make_endpoint("a:1", "m")
+    expecting(endpoint, 100, 10.0, now_s=0.0, watched=True)
+    endpoint.prefills.settle(500.0)
+    assert 500.0 < endpoint.prefills.due_s < 501.0
+
+
 def test_a_watched_prefill_that_ends_without_an_answer_holds_nobody_back() -> None:
     endpoint = make_endpoint("a:1", "m")
     expecting(endpoint, 100, 10.0, now_s=0.0, watched=True).release()
@@ -178,74 +185,61 @@ def test_whatever_happens_a_watched_prefill_is_never_presumed_done_and_all_ends_
     assert endpoint.load == Load()
 
 
-def admitted(world: World, now_s: float = 0.0) -> InFlight:
-    in_flight = world.router.admit(request(tokens=1_000), now_s=now_s)
-    assert isinstance(in_flight, InFlight)
-    return in_flight
+class Sent:
+    """A stream that was sent at 0 to one of two endpoints, to its `first`."""
 
+    def __init__(self) -> None:
+        self.world = World("fairlead")
+        self.world.endpoint("a:1")
+        self.world.endpoint("b:1")
+        in_flight = self.world.router.admit(request(tokens=1_000), now_s=0.0)
+        assert isinstance(in_flight, InFlight)
+        self.in_flight, self.first = in_flight, in_flight.address
+        self.other = "b:1" if self.first == "a:1" else "a:1"
+        in_flight.sent(in_flight.request, 0.0, streams=True)
 
-def pending_at(world: World, address: str, now_s: float) -> int:
-    endpoint = world.router.pool.by_address[address]
-    endpoint.prefills.settle(now_s)
-    return pending(endpoint)
+    def served(self, address: str, now_s: float = 0.1, *, watched: bool = False) -> None:
+        self.in_flight.served(address, 200, now_s, in_one_piece=False)
+        if watched:
+            self.in_flight.watch()
+
+    def pending(self, address: str, now_s: float) -> int:
+        endpoint = self.world.router.pool.by_address[address]
+        endpoint.prefills.settle(now_s)
+        return pending(endpoint)
 
 
 def test_a_stream_has_no_first_token_before_its_headers() -> None:
-    world = World("fairlead")
-    world.endpoint("a:1")
-    in_flight = admitted(world)
-    in_flight.sent(in_flight.request, 0.0, streams=True)
-    assert pending_at(world, "a:1", 100.0) == 1_000
-    in_flight.served("a:1", 200, 100.0, in_one_piece=False)
-    assert pending_at(world, "a:1", 101.0) == 0  # nobody will see its first token, and it was due long ago
+    stream = Sent()
+    assert stream.pending(stream.first, 100.0) == 1_000
+    stream.served(stream.first, 100.0)
+    assert stream.pending(stream.first, 100.0) == 0  # nobody will see its first token, and it was due long ago
 
 
 def test_a_stream_that_is_watched_has_its_first_token_when_it_is_seen() -> None:
-    world = World("fairlead")
-    world.endpoint("a:1")
-    in_flight = admitted(world)
-    in_flight.sent(in_flight.request, 0.0, streams=True)
-    in_flight.served("a:1", 200, 0.1, in_one_piece=False)
-    in_flight.watch()
-    assert pending_at(world, "a:1", 100.0) == 1_000
-    in_flight.first_token(100.0)
-    assert pending_at(world, "a:1", 100.0) == 0
+    stream = Sent()
+    stream.served(stream.first, watched=True)
+    assert stream.pending(stream.first, 100.0) == 1_000
+    stream.in_flight.first_token(100.0)
+    assert stream.pending(stream.first, 100.0) == 0
 
 
 def test_a_stream_that_shows_no_tokens_after_all_is_estimated() -> None:
-    world = World("fairlead")
-    world.endpoint("a:1")
-    in_flight = admitted(world)
-    in_flight.sent(in_flight.request, 0.0, streams=True)
-    in_flight.served("a:1", 200, 0.1, in_one_piece=False)
-    in_flight.watch()
-    in_flight.look_away()
-    assert pending_at(world, "a:1", 100.0) == 0
+    stream = Sent()
+    stream.served(stream.first, watched=True)
+    stream.in_flight.look_away()
+    assert stream.pending(stream.first, 100.0) == 0
 
 
 def test_a_prompt_that_is_served_elsewhere_waits_there_and_no_longer_where_it_was_sent() -> None:
-    world = World("fairlead")
-    world.endpoint("a:1")
-    world.endpoint("b:1")
-    in_flight = admitted(world)
-    first = in_flight.address
-    other = "b:1" if first == "a:1" else "a:1"
-    in_flight.sent(in_flight.request, 0.0, streams=True)
-    in_flight.served(other, 200, 50.0, in_one_piece=False)
-    assert (pending_at(world, first, 50.0), pending_at(world, other, 50.0)) == (0, 1_000)
-    assert pending_at(world, other, 51.0) == 0  # it is estimated from when it went there
+    stream = Sent()
+    stream.served(stream.other, 50.0)
+    assert (stream.pending(stream.first, 50.0), stream.pending(stream.other, 50.0)) == (0, 1_000)
+    assert stream.pending(stream.other, 51.0) == 0  # it is estimated from when it went there
 
 
 def test_a_prompt_that_was_served_elsewhere_holds_nobody_back_where_it_was_sent() -> None:
-    world = World("fairlead")
-    world.endpoint("a:1")
-    world.endpoint("b:1")
-    moved = admitted(world)
-    first = moved.address
-    other = "b:1" if first == "a:1" else "a:1"
-    moved.sent(moved.request, 0.0, streams=True)
-    moved.served(other, 200, 0.1, in_one_piece=False)
-    moved.watch()
-    behind = world.router.admit(request(tokens=500), [first], now_s=0.2)
-    assert isinstance(behind, InFlight)
-    assert pending_at(world, first, 100.0) == 0
+    stream = Sent()
+    stream.served(stream.other, watched=True)
+    assert isinstance(stream.world.router.admit(request(tokens=500), [stream.first], now_s=0.2), InFlight)
+    assert stream.pending(stream.first, 100.0) == 0

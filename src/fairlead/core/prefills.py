@@ -20,6 +20,7 @@ from fairlead.core.ledger import Loaded, Ticket
 BUSY_OVER_S: Final = 30.0  # some dozen prompts of an engine that is worth splitting
 TRUST_S: Final = 1.0  # an older report no longer keeps a prefill from being due
 _LEAST_KEPT: Final = 32
+_LOOK_AGAIN_S: Final = 0.25
 
 
 def remembered_s(began_s: float, now_s: float) -> float:
@@ -47,6 +48,7 @@ class PrefillEstimate:
 
     __slots__ = (
         "_busy_s",
+        "_first_due_s",
         "_held",
         "_held_until_s",
         "_known_s",
@@ -63,7 +65,8 @@ class PrefillEstimate:
         self._sent: deque[_Sent] = deque()
         self._presumed: deque[_Sent] = deque()  # of those that are no longer in it, what was not seen to be prefilled
         self._most_presumed = _LEAST_KEPT  # then those that have ended are forgotten
-        self.due_s = inf  # of the first of them; inf: there is none
+        self._first_due_s = inf  # of the first of them; inf: there is none
+        self.due_s = inf  # when to look again: a first one that is watched may be overdue at every decision
         self._known_s = 0.0  # the engine's last report was of requests sent until then
         self._held = 0  # how many of those wait
         self._held_until_s = 0.0
@@ -75,7 +78,7 @@ class PrefillEstimate:
     def expect(self, ticket: Ticket, prefill_ms: float, now_s: float) -> None:
         """`ticket` was just taken; alone on the engine its prefill takes `prefill_ms`."""
         if not self._sent:
-            self.due_s = now_s + prefill_ms / 1e3
+            self._begin_first(now_s, prefill_ms / 1e3)
         self._sent.append(_Sent(ticket, prefill_ms / 1e3, now_s, ticket.endpoint))
         self.takes(prefill_ms, now_s)
 
@@ -110,7 +113,10 @@ class PrefillEstimate:
         sent = self._sent
         while sent:
             first = sent[0]
-            if first.waits and (first.ticket.is_watched or now_s < self.due_s or self._is_held(now_s)):
+            if first.waits and first.ticket.is_watched:
+                self.due_s = now_s + _LOOK_AGAIN_S
+                return
+            if first.waits and (now_s < self._first_due_s or self._is_held(now_s)):
                 return
             self._drop_first(now_s)
 
@@ -145,7 +151,7 @@ class PrefillEstimate:
                 continue
             last.ticket.waits_after_all()
             self._sent.appendleft(last)
-            self.due_s = now_s + last.prefill_s
+            self._begin_first(now_s, last.prefill_s)
             requests -= 1
         presumed.extend(reversed(later))
 
@@ -178,5 +184,8 @@ class PrefillEstimate:
                 self._presumed = presumed = deque([each for each in presumed if each.is_presumed])
                 self._most_presumed = max(_LEAST_KEPT, 2 * len(presumed))
             presumed.append(first)
-        began_s = now_s if first.ticket.is_watched else min(self.due_s, now_s)
-        self.due_s = began_s + self._sent[0].prefill_s if self._sent else inf
+        began_s = now_s if first.ticket.is_watched else min(self._first_due_s, now_s)
+        self._begin_first(began_s, self._sent[0].prefill_s if self._sent else inf)
+
+    def _begin_first(self, began_s: float, prefill_s: float) -> None:
+        self._first_due_s = self.due_s = began_s + prefill_s
