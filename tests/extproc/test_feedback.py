@@ -19,6 +19,7 @@ from fairlead.extproc.pick import read_inline
 from fairlead.extproc.reading import Read
 from fairlead.extproc.request import HttpRequest
 from tests.extproc.world import (
+    Clock,
     Conversation,
     chat,
     make_services,
@@ -41,14 +42,6 @@ class Heard:
 
     def observe(self, decision: Decision, outcome: Outcome, decided: int, now_s: float) -> None:  # noqa: ARG002
         self.outcomes.append((decision, outcome))
-
-
-@dataclass
-class Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def conversation(messages_per_second: float = 0.0) -> tuple[Conversation, Heard, Clock]:

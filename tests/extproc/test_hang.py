@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fairlead.core.health import SILENCE_S
 from fairlead.core.streak import REQUEST_FAILURES_TO_EJECT
 from fairlead.extproc.services import Services
-from tests.extproc.world import Conversation, chat, make_services, request_body, request_headers, response_headers
+from tests.extproc.world import (
+    Clock,
+    Conversation,
+    chat,
+    make_services,
+    request_body,
+    request_headers,
+    response_headers,
+)
 
 ONLY = "10.0.0.3:1"  # of the model that is asked for
-
-
-@dataclass
-class Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def world() -> tuple[Services, Clock]:

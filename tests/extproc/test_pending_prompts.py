@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
 from tests.extproc.world import (
+    Clock,
     Conversation,
     chat,
     make_services,
@@ -19,14 +20,6 @@ from tests.extproc.world import (
 
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 LONG_AFTER_S = 500.0  # any of these prompts was due
-
-
-@dataclass
-class Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Asked(Conversation):

@@ -28,6 +28,14 @@ LIMIT_BYTES = 1 << 20
 CONFIG = parse("pool: {endpoints: [{address: '10.0.0.1:1', model: small}]}\nsessions: {headers: [x-session-id]}\n")
 
 
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 def chat(model: str = "small", **more: Any) -> bytes:
     return json.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}], **more}).encode()
 
