@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ from tests.waiting import until
 MEMORY_BYTES = 160 << 20
 BODY_BYTES = 8 << 20
 BODIES = 3 * MEMORY_BYTES // BODY_BYTES
+MANY = 100  # clients: with a whole body each they have five times the memory
 MARGIN_BYTES = 80 << 20  # Envoy's program and the stacks of its threads are 65 MiB
 ENDING_BYTES = 4 * BODY_BYTES  # over HTTP/1 a request that was ended keeps its memory for a second
 CHUNK = b"x" * 16_384
@@ -58,6 +61,36 @@ async def test_clients_of_http1_cannot_fill_the_memory_with_bodies_that_never_en
         assert highest_bytes(gateway) < MEMORY_BYTES + MARGIN_BYTES + ENDING_BYTES
     await asyncio.gather(*ended, return_exceptions=True)
     await until(lambda: answers(gateway), "another client is served once they have left")
+
+
+async def test_many_clients_that_send_at_once_cannot_fill_the_memory(gateway: Gateway) -> None:
+    async with AsyncExitStack() as stack:
+        os.kill(gateway.process.pid, signal.SIGSTOP)  # so that all have sent much before it looks
+        stack.callback(os.kill, gateway.process.pid, signal.SIGCONT)
+        attacks = [asyncio.open_connection(*_place(gateway)) for _ in range(MANY)]
+        for _, writer in await asyncio.gather(*attacks):
+            stack.callback(writer.close)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (2 * BODY_BYTES))
+            writer.write(b"x" * BODY_BYTES)
+        os.kill(gateway.process.pid, signal.SIGCONT)
+        await until(lambda: gave_up(gateway, MANY // 2))
+        assert highest_bytes(gateway) < MEMORY_BYTES + MARGIN_BYTES + ENDING_BYTES
+    await until(lambda: answers(gateway), "another client is served once they have left")
+
+
+async def test_clients_that_do_not_read_their_answers_cannot_fill_the_memory(
+    engine: StartEngine, envoy: StartEnvoy
+) -> None:
+    wordy = await engine("x" * BODY_BYTES)
+    gateway = await envoy(wordy.address, memory_bytes=MEMORY_BYTES)
+    async with AsyncExitStack() as stack:
+        for _ in range(MANY):
+            _, writer = await asyncio.open_connection(*_place(gateway), limit=1)
+            stack.callback(writer.close)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+        await until(lambda: len(wordy.received) == MANY)
+        assert await answers(gateway), "another client is served while these stay"
+        assert highest_bytes(gateway) < MEMORY_BYTES
 
 
 async def test_what_comes_while_the_memory_is_full_is_told_to_come_back(gateway: Gateway) -> None:
@@ -142,6 +175,12 @@ async def answers(gateway: Gateway) -> bool:
     with contextlib.suppress(aiohttp.ClientError):
         return (await gateway.post()).status == 200
     return False
+
+
+async def gave_up(gateway: Gateway, requests: int) -> bool:
+    name = "overload.envoy.load_shed_points.http1_server_abort_dispatch.shed_load_count"
+    async with gateway.client.get(f"{gateway.process.admin_url}/stats?filter={name}") as answer:
+        return int((await answer.text()).rpartition(":")[2]) >= requests
 
 
 async def has_noticed(gateway: Gateway, bodies: int) -> bool:

@@ -12,6 +12,7 @@ from fairlead.gateway.guard import models_of_blind_routes, name_the_model
 from fairlead.gateway.hosts import listed_hosts, lists_engines, present_hosts, remembered_hosts
 from fairlead.gateway.parts import (
     BLIND_CLUSTER,
+    CONNECTION_BUFFER_BYTES,
     DESTINATION,
     ENGINES_CLUSTER,
     MOST_BODY_BYTES,
@@ -95,7 +96,7 @@ def _first_healthy(config: Config, name: str, clusters: list[str], naming: list[
     return {
         "name": name,
         "connect_timeout": seconds(CONNECT_TIMEOUT_MS),
-        "per_connection_buffer_limit_bytes": config.gateway.max_body_bytes,
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
         "lb_policy": "CLUSTER_PROVIDED",
         "cluster_type": {
             "name": "envoy.clusters.aggregate",
@@ -123,7 +124,7 @@ def _engines(config: Config, name: str, model: str | None, hosts: Part, *, advis
         **hosts,
         **sockets(config),
         "connect_timeout": seconds(CONNECT_TIMEOUT_MS),
-        "per_connection_buffer_limit_bytes": config.gateway.max_body_bytes,
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
         "load_balancing_policy": {"policies": [{"typed_extension_config": policy}]},
         # Unhealthy engines are tried only when less than 1 % are healthy: none, in most pools. The default, 50 %, would
         # send requests to dead engines as soon as half the pool is down; Envoy rounds, and takes 0 as never.
@@ -171,7 +172,7 @@ def sidecar_cluster(config: Config, mode: Mode) -> Part:
         "name": SIDECAR_CLUSTER,
         **discovery(addresses),
         "connect_timeout": seconds(250),
-        "per_connection_buffer_limit_bytes": config.gateway.max_body_bytes,
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
         "load_assignment": assignment,
         # With 0 an unhealthy sidecar is not called at all, so that requests go on to the engines at once.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},

@@ -9,7 +9,16 @@ from __future__ import annotations
 from fairlead.api import headers
 from fairlead.config import Config
 from fairlead.gateway.guard import events, guard
-from fairlead.gateway.parts import MOST_HEADERS, SIDECAR_CLUSTER, Mode, Part, listen_on, seconds, type_url
+from fairlead.gateway.parts import (
+    CONNECTION_BUFFER_BYTES,
+    MOST_HEADERS,
+    SIDECAR_CLUSTER,
+    Mode,
+    Part,
+    listen_on,
+    seconds,
+    type_url,
+)
 from fairlead.gateway.replies import openai_errors
 from fairlead.gateway.routes import BUFFER, PROCESSOR, PROCESSOR_OF_UPGRADES, routes
 
@@ -28,7 +37,7 @@ def listener(config: Config, mode: Mode) -> Part:
         # With the default, a second Envoy on the same port starts without an error and takes half of the connections.
         "enable_reuse_port": False,
         "connection_balance_config": {"exact_balance": {}},  # one accepting socket, yet an even share for each worker
-        "per_connection_buffer_limit_bytes": config.gateway.max_body_bytes,
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
         "filter_chains": [
             {
                 "filters": [

@@ -22,6 +22,10 @@ BLIND_CLUSTER = "blind"  # all engines, for requests without advice
 # Envoy keeps buffer limits and HTTP/2 windows in 31 bits.
 MOST_BODY_BYTES = 2**31 - 1
 
+# What Envoy takes from a connection before it asks again whether it may. With more, clients that all send at once, or
+# that do not read their answers, fill its memory before it notices. Bodies have a limit of their own.
+CONNECTION_BUFFER_BYTES = 65_536
+
 # Of a request, and of an engine's answer. Above it Envoy answers by itself; below it there must be room for the
 # sidecar's headers.
 MOST_HEADERS = 200
