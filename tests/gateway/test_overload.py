@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -27,11 +28,20 @@ MANY = 100  # clients: with a whole body each they have five times the memory
 MARGIN_BYTES = 80 << 20  # Envoy's program and the stacks of its threads are 65 MiB
 ENDING_BYTES = 4 * BODY_BYTES  # over HTTP/1 a request that was ended keeps its memory for a second
 CHUNK = b"x" * 16_384
+_HEAD = [(":scheme", "http"), (":authority", "x")]
 
 
 @pytest.fixture
 async def gateway(engine: StartEngine, envoy: StartEnvoy) -> Gateway:
     return await envoy((await engine("first")).address, memory_bytes=MEMORY_BYTES)
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 10_000), hard), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_one_client_of_http2_cannot_fill_the_memory_with_bodies_that_never_end(gateway: Gateway) -> None:
@@ -93,6 +103,19 @@ async def test_clients_that_do_not_read_their_answers_cannot_fill_the_memory(
         assert highest_bytes(gateway) < MEMORY_BYTES
 
 
+@pytest.mark.usefixtures("many_files")
+async def test_connections_that_ask_no_more_give_their_memory_back(engine: StartEngine, envoy: StartEnvoy) -> None:
+    gateway = await envoy((await engine("first")).address, memory_bytes=128 << 20, max_body_bytes=1 << 20)
+    request = Connection.first_request()
+    async with AsyncExitStack() as stack:
+        while await pressure_percent(gateway) < 85 and not await closed(gateway):
+            for _, writer in await asyncio.gather(*(asyncio.open_connection(*_place(gateway)) for _ in range(50))):
+                stack.callback(writer.close)
+                writer.write(request)
+        await until(lambda: closed(gateway), "otherwise they may stay for an hour")
+        await until(lambda: answers(gateway))
+
+
 async def test_what_comes_while_the_memory_is_full_is_told_to_come_back(gateway: Gateway) -> None:
     """Full of bodies that are too small to be given up one by one."""
     async with AsyncExitStack() as stack:
@@ -133,9 +156,17 @@ class Connection:
             with contextlib.suppress(asyncio.CancelledError):
                 await reading
 
+    @classmethod
+    def first_request(cls) -> bytes:
+        """Of a connection, with what comes before it."""
+        http = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        http.initiate_connection()
+        http.send_headers(1, [*_HEAD, (":method", "GET"), (":path", "/v1/models")], end_stream=True)
+        return http.data_to_send()
+
     async def begin(self, bodies: int, size: int) -> None:
         """Send so many beginnings of bodies, as far as Envoy takes them."""
-        head = [(":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", "/v1/completions")]
+        head = [*_HEAD, (":method", "POST"), (":path", "/v1/completions")]
         for _ in range(bodies):
             stream = self._http.get_next_available_stream_id()
             self._http.send_headers(stream, head)
@@ -178,15 +209,26 @@ async def answers(gateway: Gateway) -> bool:
 
 
 async def gave_up(gateway: Gateway, requests: int) -> bool:
-    name = "overload.envoy.load_shed_points.http1_server_abort_dispatch.shed_load_count"
-    async with gateway.client.get(f"{gateway.process.admin_url}/stats?filter={name}") as answer:
-        return int((await answer.text()).rpartition(":")[2]) >= requests
+    return await stat(gateway, "http1_server_abort_dispatch.shed_load_count") >= requests
 
 
 async def has_noticed(gateway: Gateway, bodies: int) -> bool:
     """Whether Envoy has looked at its memory since it holds so many: it looks ten times a second, or less often."""
-    async with gateway.client.get(f"{gateway.process.admin_url}/stats?filter=fixed_heap.pressure") as answer:
-        return int((await answer.text()).rpartition(":")[2]) >= bodies * BODY_BYTES * 100 // MEMORY_BYTES
+    return await pressure_percent(gateway) >= bodies * BODY_BYTES * 100 // MEMORY_BYTES
+
+
+async def closed(gateway: Gateway) -> int:
+    """Connections that had no request for too long."""
+    return await stat(gateway, "http.clients.downstream_cx_idle_timeout")
+
+
+async def pressure_percent(gateway: Gateway) -> int:
+    return await stat(gateway, "fixed_heap.pressure")
+
+
+async def stat(gateway: Gateway, name: str) -> int:
+    async with gateway.client.get(f"{gateway.process.admin_url}/stats?filter={name}") as answer:
+        return int((await answer.text()).rpartition(":")[2])
 
 
 async def has_noticed_all_but_the_reset(gateway: Gateway, attack: Connection, sent: int) -> None:
