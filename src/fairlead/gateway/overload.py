@@ -2,7 +2,7 @@
 
 Every body may be as long as the gateway allows, and one HTTP/2 client may have a thousand of them under way at once.
 An Envoy that is killed for its memory ends all requests. Before that it ends those that hold most: over HTTP/2 it knows
-which these are; over HTTP/1 it ends some of those that still send, and who sends more is met more often. Earlier still go
+which these are; over HTTP/1 it ends some of those that still send, and who sends more is met more often. First go
 bodies that have stood still for a minute, and connections without a request. Near the limit it takes no new requests.
 """
 
