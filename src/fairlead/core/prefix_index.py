@@ -13,9 +13,8 @@ all that a restarted engine held, is given back a little at each insert.
 Engines count their caches in tokens, and a block of UUIDs has three times those of a block of prose: an endpoint's
 capacity follows from the average of the blocks that it holds.
 
-Runs and holds are invisible to the garbage collector (a full collection would otherwise stop every request for as long
-as the index is large), so an index takes itself apart when it goes. It is a guess: what an engine evicted out of turn,
-or never cached, it does not know.
+The garbage collector does not see runs and holds (`core.prefix_holds`), so an index takes itself apart when it goes. It
+is a guess: what an engine evicted out of turn, or never cached, it does not know.
 """
 
 from __future__ import annotations
@@ -24,13 +23,11 @@ from array import array
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
-from struct import Struct
 from sys import getsizeof
 from typing import Final, NamedTuple
 
-import msgspec
-
 from fairlead.core.prefix import BLOCK_TOKENS
+from fairlead.core.prefix_holds import BLOCK_BYTES, Hold, Owner, Run, hash_at
 
 DEFAULT_MAX_BYTES: Final = 256 * 1024 * 1024
 DEFAULT_BLOCKS: Final = 4096  # of 512 bytes: some 500,000 tokens, the KV cache of an 8B model on one 80 GB card
@@ -42,9 +39,6 @@ _RUN_BYTES: Final = 48 + 2 * _INT  # the run, its depth, the key that finds it
 _OWNER_BYTES: Final = 432  # with its key, its numbers and its place in the order
 _HOLD_BYTES: Final = 64 + _INT + 32  # the hold, its end, its time
 
-_BLOCK: Final = 8  # bytes of a hash; an `array` would be seen by the garbage collector
-_hash_at: Final = Struct("@Q").unpack_from
-
 _SHARDS: Final = 256  # growing a table copies it: many small ones, so that no request waits for a large one
 _GIVEN_BACK_AT_ONCE: Final = 8  # holds that count no more, at each insert
 
@@ -54,88 +48,6 @@ class HeldBefore(NamedTuple):
 
     end: int  # in blocks of the chain
     used_s: float
-
-
-class _Run(msgspec.Struct, gc=False, eq=False):
-    depth: int  # blocks of the prompt before it
-    blocks: bytearray  # the hashes, packed
-    holds: dict[str, _Hold]  # by address
-
-    @property
-    def end(self) -> int:
-        return self.depth + len(self.blocks) // _BLOCK
-
-    @property
-    def key(self) -> int:
-        first: int = _hash_at(self.blocks)[0]
-        return first
-
-
-class _Hold(msgspec.Struct, gc=False, eq=False):
-    run: _Run
-    owner: _Owner
-    end: int  # absolute; everything of the prompt before it is held too
-    used_s: float
-    older: _Hold | None = None
-    newer: _Hold | None = None
-
-    @property
-    def held(self) -> int:
-        return self.end - self.run.depth
-
-
-class _Owner:
-    """One endpoint's holds, from the least to the most recently used."""
-
-    __slots__ = (
-        "address", "block_tokens", "blocks", "capacity", "capacity_tokens", "evicted_s", "forgotten_s", "is_by_age",
-        "newest", "oldest",
-    )  # fmt: skip
-
-    def __init__(self, address: str, capacity: int, capacity_tokens: float | None) -> None:
-        self.address = address
-        self.capacity = capacity  # in blocks
-        self.capacity_tokens = capacity_tokens  # None: only the blocks are known
-        self.block_tokens = float(BLOCK_TOKENS)  # of the blocks held, on average
-        self.blocks = 0
-        self.oldest: _Hold | None = None
-        self.newest: _Hold | None = None
-        self.evicted_s = -inf  # what was last used before this is gone
-        self.forgotten_s = -inf  # and what was used until this, at the engine's last restart
-        self.is_by_age = False  # has an entry in the index's order of owners
-
-    def grown(self, blocks: int, block_tokens: float) -> None:
-        """It holds `blocks` more than before, of `block_tokens` each: of denser text fewer blocks fit."""
-        self.block_tokens += (block_tokens - self.block_tokens) * blocks / self.blocks
-        self.fit_capacity()
-
-    def fit_capacity(self) -> None:
-        if self.capacity_tokens is not None:
-            self.capacity = int(self.capacity_tokens / self.block_tokens)
-
-    def link(self, hold: _Hold, newer: _Hold | None) -> None:
-        """Put `hold` just before `newer` in the order of use; None: it is the most recently used."""
-        older = self.newest if newer is None else newer.older
-        hold.older, hold.newer = older, newer
-        if older is None:
-            self.oldest = hold
-        else:
-            older.newer = hold
-        if newer is None:
-            self.newest = hold
-        else:
-            newer.older = hold
-
-    def unlink(self, hold: _Hold) -> None:
-        older, newer = hold.older, hold.newer
-        if older is None:
-            self.oldest = newer
-        else:
-            older.newer = newer
-        if newer is None:
-            self.newest = older
-        else:
-            newer.older = older
 
 
 class PrefixIndex:
@@ -151,11 +63,11 @@ class PrefixIndex:
         self._max_bytes = max_bytes
         self._default_blocks = default_blocks
         self._ttl_s = ttl_s
-        self._runs: tuple[dict[int, _Run], ...] = tuple({} for _ in range(_SHARDS))  # by the hash of their first block
-        self._owners: dict[str, _Owner] = {}
-        self._forgotten: list[_Owner] = []
+        self._runs: tuple[dict[int, Run], ...] = tuple({} for _ in range(_SHARDS))  # by the hash of their first block
+        self._owners: dict[str, Owner] = {}
+        self._forgotten: list[Owner] = []
         # A heap of owners by the age of their oldest hold. Ages are of when they were written, so lower bounds.
-        self._by_age: list[tuple[float, str, _Owner]] = []
+        self._by_age: list[tuple[float, str, Owner]] = []
         self.used_bytes = sum(map(getsizeof, self._runs))  # of memory; at most `max_bytes` between calls
 
     def __del__(self) -> None:
@@ -243,7 +155,7 @@ class PrefixIndex:
         self._forgotten.append(owner)
         self._by_age = [entry for entry in self._by_age if entry[2] is not owner]
         heapify(self._by_age)
-        fresh = self._owners[address] = _Owner(address, owner.capacity, owner.capacity_tokens)
+        fresh = self._owners[address] = Owner(address, owner.capacity, owner.capacity_tokens)
         fresh.block_tokens = owner.block_tokens
         if owner.newest is not None:
             fresh.forgotten_s = owner.newest.used_s
@@ -280,7 +192,7 @@ class PrefixIndex:
         owner.fit_capacity()
         self._evict_to_capacity(owner)
 
-    def _held_before(self, path: Sequence[tuple[_Run, int]], owner: _Owner, now_s: float) -> list[HeldBefore]:
+    def _held_before(self, path: Sequence[tuple[Run, int]], owner: Owner, now_s: float) -> list[HeldBefore]:
         """What `match` counts of the path for one endpoint, up to the first block that it does not."""
         held: list[HeldBefore] = []
         used_after_s, reached = now_s - self._ttl_s, 0
@@ -296,9 +208,9 @@ class PrefixIndex:
 
     # ---- runs ---------------------------------------------------------------------------------------------------
 
-    def _path(self, chain: Sequence[int]) -> list[tuple[_Run, int]]:
+    def _path(self, chain: Sequence[int]) -> list[tuple[Run, int]]:
         """The runs that `chain` follows, each with the blocks of `chain` known up to where it leaves the run."""
-        path: list[tuple[_Run, int]] = []
+        path: list[tuple[Run, int]] = []
         runs, length, depth = self._runs, len(chain), 0
         while depth < length:
             block = chain[depth]
@@ -306,16 +218,16 @@ class PrefixIndex:
             if run is None or run.depth != depth:  # another depth: two prompts with the same 64 bits
                 break
             blocks = run.blocks
-            size = len(blocks) // _BLOCK
-            if depth + size <= length and _hash_at(blocks, len(blocks) - _BLOCK)[0] == chain[depth + size - 1]:
+            size = len(blocks) // BLOCK_BYTES
+            if depth + size <= length and hash_at(blocks, len(blocks) - BLOCK_BYTES)[0] == chain[depth + size - 1]:
                 depth += size
             else:
                 same, other = 0, min(size, length - depth)  # positions in the run; the first is the same
-                if other == length - depth and _hash_at(blocks, (other - 1) * _BLOCK)[0] == chain[-1]:
+                if other == length - depth and hash_at(blocks, (other - 1) * BLOCK_BYTES)[0] == chain[-1]:
                     same = other - 1
                 while other - same > 1:
                     middle = (same + other) // 2
-                    if _hash_at(blocks, middle * _BLOCK)[0] == chain[depth + middle]:
+                    if hash_at(blocks, middle * BLOCK_BYTES)[0] == chain[depth + middle]:
                         same = middle
                     else:
                         other = middle
@@ -323,7 +235,7 @@ class PrefixIndex:
             path.append((run, depth))
         return path
 
-    def _extended(self, chain: Sequence[int]) -> list[tuple[_Run, int]]:
+    def _extended(self, chain: Sequence[int]) -> list[tuple[Run, int]]:
         """The path of `chain`, after what was missing of it is added: to the last run's end, or as a new run."""
         path = self._path(chain)
         run, end = path[-1] if path else (None, 0)
@@ -339,8 +251,8 @@ class PrefixIndex:
             path.append((run, len(chain)))
         return path
 
-    def _new_run(self, depth: int, blocks: bytearray) -> _Run | None:
-        run = _Run(depth, blocks, {})
+    def _new_run(self, depth: int, blocks: bytearray) -> Run | None:
+        run = Run(depth, blocks, {})
         key = run.key
         shard = self._runs[key % _SHARDS]
         if key in shard:  # at another depth: see `_path`
@@ -350,10 +262,10 @@ class PrefixIndex:
         self.used_bytes += getsizeof(shard) - before + _RUN_BYTES + getsizeof(blocks) + getsizeof(run.holds)
         return run
 
-    def _split(self, run: _Run, depth: int) -> None:
+    def _split(self, run: Run, depth: int) -> None:
         """Make a run of its own of the blocks from `depth` on, with the holds that reach them."""
         at = depth - run.depth
-        tail = self._new_run(depth, run.blocks[at * _BLOCK :])
+        tail = self._new_run(depth, run.blocks[at * BLOCK_BYTES :])
         if tail is None:
             return
         self._cut(run, at)
@@ -362,14 +274,14 @@ class PrefixIndex:
                 self._hold(tail, hold.end, hold.owner, hold.used_s, newer=hold)
                 hold.end = depth
 
-    def _cut(self, run: _Run, size: int) -> None:
+    def _cut(self, run: Run, size: int) -> None:
         before = getsizeof(run.blocks)
-        del run.blocks[size * _BLOCK :]
+        del run.blocks[size * BLOCK_BYTES :]
         self.used_bytes += getsizeof(run.blocks) - before
 
     # ---- holds --------------------------------------------------------------------------------------------------
 
-    def _use(self, run: _Run, end: int, owner: _Owner, now_s: float) -> None:
+    def _use(self, run: Run, end: int, owner: Owner, now_s: float) -> None:
         hold = run.holds.get(owner.address)
         if hold is not None and hold.owner is not owner:
             self._take_over(hold, end, owner, now_s)
@@ -388,7 +300,7 @@ class PrefixIndex:
             owner.unlink(hold)
             owner.link(hold, None)
 
-    def _take_over(self, hold: _Hold, end: int, owner: _Owner, now_s: float) -> None:
+    def _take_over(self, hold: Hold, end: int, owner: Owner, now_s: float) -> None:
         """The hold is of before the engine restarted: it becomes what the restarted one holds."""
         before = hold.end
         hold.owner.unlink(hold)
@@ -399,14 +311,14 @@ class PrefixIndex:
         if before > end:
             self._trim(hold.run, before)
 
-    def _hold(self, run: _Run, end: int, owner: _Owner, used_s: float, newer: _Hold | None) -> None:
-        hold = _Hold(run, owner, end, used_s)
+    def _hold(self, run: Run, end: int, owner: Owner, used_s: float, newer: Hold | None) -> None:
+        hold = Hold(run, owner, end, used_s)
         owner.link(hold, newer)
         before = getsizeof(run.holds)
         run.holds[owner.address] = hold
         self.used_bytes += getsizeof(run.holds) - before + _HOLD_BYTES
 
-    def _drop(self, hold: _Hold) -> None:
+    def _drop(self, hold: Hold) -> None:
         run, owner = hold.run, hold.owner
         owner.unlink(hold)
         owner.blocks -= hold.held
@@ -419,19 +331,19 @@ class PrefixIndex:
             del self._runs[key % _SHARDS][key]
             self.used_bytes -= _RUN_BYTES + getsizeof(run.blocks) + getsizeof(run.holds)
 
-    def _trim(self, run: _Run, freed_end: int) -> None:
+    def _trim(self, run: Run, freed_end: int) -> None:
         """Somebody no longer holds `run` up to `freed_end`: keep what anybody else holds."""
         if freed_end == run.end:
             self._cut(run, max(hold.end for hold in run.holds.values()) - run.depth)
 
     # ---- eviction -----------------------------------------------------------------------------------------------
 
-    def _own(self, address: str) -> _Owner:
-        owner = self._owners[address] = _Owner(address, self._default_blocks, self._default_blocks * BLOCK_TOKENS)
+    def _own(self, address: str) -> Owner:
+        owner = self._owners[address] = Owner(address, self._default_blocks, self._default_blocks * BLOCK_TOKENS)
         self.used_bytes += _OWNER_BYTES
         return owner
 
-    def _evict_to_capacity(self, owner: _Owner) -> None:
+    def _evict_to_capacity(self, owner: Owner) -> None:
         while owner.blocks > owner.capacity and (hold := owner.oldest) is not None:
             excess = owner.blocks - owner.capacity
             if excess >= hold.held:
@@ -442,7 +354,7 @@ class PrefixIndex:
                 owner.blocks -= excess
                 self._trim(hold.run, end)
 
-    def _give_back(self, owner: _Owner, now_s: float) -> None:
+    def _give_back(self, owner: Owner, now_s: float) -> None:
         """Drop a few holds that count no more: all of forgotten owners, and the outdated ones of `owner`."""
         for _ in range(_GIVEN_BACK_AT_ONCE):
             if self._forgotten:
@@ -454,13 +366,13 @@ class PrefixIndex:
             if hold is not None:
                 self._drop(hold)
 
-    def _oldest_forgotten(self) -> _Hold | None:
+    def _oldest_forgotten(self) -> Hold | None:
         hold = self._forgotten[-1].oldest
         if hold is None:
             self._forgotten.pop()
         return hold
 
-    def _oldest_of_all(self) -> _Hold | None:
+    def _oldest_of_all(self) -> Hold | None:
         """The hold to drop when memory is short: a forgotten one, else the least recently used of all endpoints."""
         while self._forgotten:
             if (hold := self._oldest_forgotten()) is not None:
