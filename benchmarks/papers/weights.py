@@ -43,6 +43,7 @@ GRID = (
     weights(2, 0.2),
     weights(2, 0.5),
     weights(2, 0.5, queue=1.5),
+    weights(4, 0.2),
 )
 ABOUT = {
     "rtt_weight": "1, physical: a millisecond is a millisecond; not chosen by runs",

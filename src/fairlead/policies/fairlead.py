@@ -41,7 +41,7 @@ from fairlead.policies.registry import Rule, register
 class Fairlead(Rule, frozen=True):
     rtt_weight: Annotated[float, Meta(ge=0)] = 1.0
     queue_weight: Annotated[float, Meta(ge=0)] = 1.0
-    behind_weight: Annotated[float, Meta(ge=0)] = 1.0
+    behind_weight: Annotated[float, Meta(ge=0)] = 2.0  # by replays: docs/weights.md
     crowd_weight: Annotated[float, Meta(ge=0)] = 1.0  # this one and the next two chosen by replays: docs/weights.md
     stall_weight: Annotated[float, Meta(ge=0)] = 0.2
     evict_weight: Annotated[float, Meta(ge=0)] = 0.0
