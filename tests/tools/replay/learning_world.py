@@ -102,7 +102,9 @@ def learning(
     world = msgspec.structs.replace(
         world, observation=Observing(answers_per_second=answers_per_second, messages_per_second=messages_per_second)
     )
-    return kind(world, workload(*traffic), build_policy("fairlead", {}), seed=1, sink=lambda _: None)
+    # Of fixed weights: what is learned from stays the same traffic when other ones become the default.
+    policy = build_policy("fairlead", {"behind_weight": 1.0})
+    return kind(world, workload(*traffic), policy, seed=1, sink=lambda _: None)
 
 
 def _of(engines: Sequence[EngineParameters], kv_tokens: int) -> World:
