@@ -41,8 +41,8 @@ from fairlead.policies.registry import Rule, register
 class Fairlead(Rule, frozen=True):
     rtt_weight: Annotated[float, Meta(ge=0)] = 1.0
     queue_weight: Annotated[float, Meta(ge=0)] = 1.0
-    behind_weight: Annotated[float, Meta(ge=0)] = 2.0  # by replays: docs/weights.md
-    crowd_weight: Annotated[float, Meta(ge=0)] = 1.0  # this one and the next two chosen by replays: docs/weights.md
+    behind_weight: Annotated[float, Meta(ge=0)] = 2.0  # this one and the next three chosen by replays: docs/weights.md
+    crowd_weight: Annotated[float, Meta(ge=0)] = 1.0
     stall_weight: Annotated[float, Meta(ge=0)] = 0.2
     evict_weight: Annotated[float, Meta(ge=0)] = 0.0
     batch_weight: Annotated[float, Meta(ge=0)] = 2.0
