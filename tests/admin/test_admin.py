@@ -18,10 +18,10 @@ from fairlead.admin.app import admin_app
 from fairlead.admission.rates import Rate, RateLimits, RateRules
 from fairlead.config import Tenants
 from fairlead.core.facts import session_key
-from fairlead.core.learned_times import LEAST_SAMPLES
 from fairlead.core.observation import Observation
 from fairlead.core.pool import Pool
 from fairlead.core.reported import AnswerSums, EngineIdentity, EngineReport
+from fairlead.core.running import LEAST_SAMPLES
 from fairlead.extproc.recorder import KEPT_DECISIONS
 from fairlead.processes import free_ports
 from fairlead.serving.sidecar import Sidecar

@@ -11,14 +11,15 @@ import pytest
 from fairlead.core.answer_times import EQUAL, Line, Ratios, Work
 from fairlead.core.endpoint import Speed
 from fairlead.core.learned_state import LearnedState, pieces, restore
-from fairlead.core.learned_times import LEAST_SAMPLES
 from fairlead.core.learning import Learner
 from fairlead.core.observation import Observation
 from fairlead.core.pool import Pool
+from fairlead.core.running import LEAST_SAMPLES
 from tests.core.test_learning import learn, one_after_another, seen
 from tests.core.world import make_endpoint
 
 SLOWER = Ratios(prefill=3.0, decode=0.5)  # `b`, as configured: it computes prompts slowly and decodes fast
+SLOW = Ratios(prefill=3.0, decode=3.0)
 
 
 def two_kinds() -> Pool:
@@ -44,8 +45,8 @@ def speed(pool: Pool, address: str) -> tuple[float, float]:
     return known.prefill_ms_per_token, known.decode_ms_per_token
 
 
-def about(prefill_ms: float, decode_ms: float) -> tuple[object, object]:
-    return pytest.approx(prefill_ms, rel=0.2), pytest.approx(decode_ms, rel=0.2)
+def about(prefill_ms: float, decode_ms: float, rel: float = 0.2) -> tuple[object, object]:
+    return pytest.approx(prefill_ms, rel=rel), pytest.approx(decode_ms, rel=rel)
 
 
 @pytest.mark.parametrize(("taught", "slower"), [("a:1", EQUAL), ("b:1", SLOWER)])
@@ -77,7 +78,7 @@ def test_answers_deny_a_difference_that_is_not_there() -> None:
 def test_a_difference_that_is_not_configured_is_learned_and_the_model_stays_in_between() -> None:
     """An engine that joins is taken to be one of the others, on average."""
     pool, rng = Pool([make_endpoint("a:1"), make_endpoint("b:1"), make_endpoint("new:1")], {}), Random(4)
-    learner, slow = Learner(), Ratios(3.0, 3.0)
+    learner, slow = Learner(), SLOW
     both = [each for _ in range(160) for each in (answer("a:1", rng), answer("b:1", rng, slow))]
     answers = one_after_another(both)
     for _ in range(40):
@@ -88,6 +89,37 @@ def test_a_difference_that_is_not_configured_is_learned_and_the_model_stays_in_b
     prefill_ms, decode_ms = speed(pool, "new:1")
     assert 0.2 < prefill_ms < 0.6
     assert 10.0 < decode_ms < 30.0
+
+
+def test_one_slow_engine_makes_no_other_look_slow() -> None:
+    """Nor one that joins."""
+    names = [f"{name}:1" for name in "abcd"]
+    pool, rng, learner = Pool([make_endpoint(name) for name in (*names, "new:1")], {}), Random(7), Learner()
+    answers = [answer(name, rng, SLOW if name == "d:1" else EQUAL) for _ in range(60) for name in names]
+    for number, each in enumerate(one_after_another(answers)):
+        learner.observe(each, pool)
+        if number % 8 == 7:
+            learner.settle(pool)
+    assert speed(pool, "d:1") == about(0.6, 30.0, 0.1)
+    for name in (*names[:3], "new:1"):
+        assert speed(pool, name) == about(0.2, 10.0, 0.05)
+
+
+def test_samples_of_an_engine_that_left_say_of_the_others_what_they_said() -> None:
+    """The line was of that engine, and is of the other one from then on."""
+    pool, rng, learner, slow = Pool([make_endpoint("a:1"), make_endpoint("b:1")], {}), Random(8), Learner(), SLOW
+    both = [each for _ in range(60) for each in (answer("a:1", rng), answer("a:1", rng), answer("b:1", rng, slow))]
+    answers = one_after_another(both + [answer("b:1", rng, slow) for _ in range(40)])
+    for _ in range(18):
+        for each in islice(answers, 10):
+            learner.observe(each, pool)
+        learner.settle(pool)
+    alone = Pool([make_endpoint("b:1")], {})
+    learner.forget_all_but(alone.endpoints)
+    for each in answers:
+        learner.observe(each, alone)
+        learner.settle(alone)
+        assert speed(alone, "b:1") == about(0.6, 30.0, 0.1)
 
 
 def test_the_difference_survives_a_restart() -> None:

@@ -11,11 +11,11 @@ import pytest
 from fairlead.core.adapter_slots import USUAL_LOAD_MS, AdapterNeed
 from fairlead.core.budget import ObservationBudget
 from fairlead.core.endpoint import Speed
-from fairlead.core.learned_times import LEAST_LOADS, LEAST_SAMPLES
 from fairlead.core.learning import Learner
 from fairlead.core.observation import Observation
 from fairlead.core.pool import Pool
 from fairlead.core.prefill_work import attended_tokens, work_tokens
+from fairlead.core.running import LEAST_LOADS, LEAST_SAMPLES
 from fairlead.core.text_kinds import NUMBER
 from fairlead.core.token_model import RATES_BEFORE
 from tests.core.world import make_endpoint

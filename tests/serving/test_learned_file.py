@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from fairlead.core.answer_times import Work
 from fairlead.core.learned_state import VERSION, EngineState
-from fairlead.core.learned_times import WINDOW
+from fairlead.core.running import WINDOW
 from fairlead.discovery.file import _MOST_ENDPOINTS
 from fairlead.redis.drains import ENDED_PREFIX, KEY_PREFIX
 from fairlead.serving.learned_file import MOST_BYTES, LearnedFile

@@ -93,6 +93,9 @@ class Ratios(NamedTuple):
     prefill: float = 1.0
     decode: float = 1.0
 
+    def inverse(self) -> Ratios:
+        return Ratios(1 / self.prefill, 1 / self.decode)
+
     def line(self, line: Line) -> Line:
         """The line of that engine."""
         return line._replace(prefill_ms=line.prefill_ms * self.prefill, alone_ms=line.alone_ms * self.decode)

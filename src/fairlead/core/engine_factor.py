@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from operator import mul
 from typing import Final, NamedTuple
 
 from fairlead.core.answer_times import Line, Work, weight
 from fairlead.core.speed_changes import SpeedChanges
-from fairlead.core.witnesses import shares
+from fairlead.core.witnesses import MOMENT_S, shares
 from fairlead.statistics import weighted_quantile
 
 MOST_SAMPLES: Final = 64  # of one engine
-_HALF_LIFE: Final = 24  # samples
+_NEW: Final = 16  # of these; older ones are at least a moment apart, as those of one say the same
+_HALF_LIFE: Final = 24.0  # witnesses
 _USUAL_SPREAD: Final = 0.5  # standard deviation of the logarithm of a ratio, until samples show their own
 _USUAL_COUNTS: Final = 6.0  # weight of that, in samples
 _SURE: Final = (12.0, 30.0)  # squared, a difference over its error: up to the first chance, from the second certain
@@ -34,7 +36,6 @@ _MOST_DIFFERENCE: Final = math.log(30.0)  # no accelerator is slower than anothe
 _TINY_MS: Final = 1e-9
 _OF_MEDIAN: Final = 1.4826
 
-_RECENCY: Final = [0.5 ** (newer / _HALF_LIFE) for newer in reversed(range(MOST_SAMPLES))]  # of the newest samples
 _PAIRED: Final = (1, 2, 4, 8, 16, 32, 64)  # samples ago: what a new one is compared with, to see changes
 
 OwnMs = Callable[[Work, Line], float]
@@ -71,11 +72,12 @@ class Seen(NamedTuple):
 class EngineFactor:
     """The last samples of one engine, of prefill or of decoding."""
 
-    __slots__ = ("_of_witness", "_own_ms", "samples", "value", "weight")
+    __slots__ = ("_of_witness", "_own_ms", "samples", "seen_value", "value", "weight")
 
     def __init__(self, own_ms: OwnMs) -> None:
         self.samples: deque[Work] = deque(maxlen=MOST_SAMPLES)
-        self.value = 1.0
+        self.value = 1.0  # what is expected
+        self.seen_value = 1.0  # the same, however long ago it was seen
         self.weight = 0.0  # of the samples, in undisturbed ones of nothing else
         self._own_ms = own_ms
         self._of_witness: list[float] | None = None  # until the samples are others
@@ -83,6 +85,10 @@ class EngineFactor:
     def add(self, work: Work, line: Line, changes: SpeedChanges) -> None:
         """Keep a sample, and tell `changes` how it differs from earlier ones."""
         self._compare(work, line, changes)
+        if len(self.samples) == MOST_SAMPLES:
+            samples = self.samples
+            apart_s = samples[-_NEW].ended_s - samples[-_NEW - 1].ended_s
+            del samples[-_NEW if apart_s < MOMENT_S else 0]
         self.samples.append(work)
         self._of_witness = None
 
@@ -122,13 +128,18 @@ class EngineFactor:
             self.value, self.weight = expected, 0.0
             return
         of_witness = self._of_witness = self._of_witness or shares(self.samples)
-        weights = list(map(mul, seen.weights, _recency(len(seen.logs))))
+        weights = list(map(mul, seen.weights, _recency(of_witness)))
         weighed = list(map(mul, weights, of_witness))
         self.weight = sum(weighed)
         difference = weighted_quantile(seen.logs, weighed, 0.5) - math.log(expected)
         kept = changes.kept([now_s - ended_s for ended_s in seen.ended_s], difference)
         weights = list(map(mul, _bounded(weights, of_witness), of_witness))
         self.value = expected * math.exp(_shown(seen.logs, weights, kept, expected))
+
+    def rescale(self, times: float) -> None:
+        """The line became slower by `times`."""
+        self.value /= times
+        self.seen_value /= times
 
     def _forget_all_but(self, newest: int) -> None:
         while len(self.samples) > newest:
@@ -144,7 +155,7 @@ class EngineFactor:
         samples = [each for each in self.samples if each.requests and line.ms(each) > 0]
         if len(samples) < _WITNESSES or self.value == expected:
             return 0.0
-        weights = [weight(each, line) * age for each, age in zip(samples, _recency(len(samples)), strict=True)]
+        weights = [weight(each, line) * age for each, age in zip(samples, _recency([1.0] * len(samples)), strict=True)]
         if sum(weights) <= 0:
             return 0.0
         by_line_ms = [expected * line.ms(each) for each in samples]
@@ -156,8 +167,10 @@ class EngineFactor:
         return extra_ms if _OF_MEDIAN * weighted_quantile(rests, weights, 0.5) < spread else 0.0
 
 
-def _recency(count: int) -> list[float]:
-    return _RECENCY[len(_RECENCY) - count :]
+def _recency(of_witness: Sequence[float]) -> list[float]:
+    """What age leaves to each sample, halved by every `_HALF_LIFE` witnesses that came later."""
+    later = list(accumulate(reversed(of_witness), initial=0.0))
+    return [0.5 ** (newer / _HALF_LIFE) for newer in reversed(later[:-1])]
 
 
 def _changed(logs: list[float], weights: list[float]) -> int:

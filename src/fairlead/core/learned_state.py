@@ -3,35 +3,41 @@ differently. Times are of the clock of the process that wrote it, which it names
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import zip_longest
+from operator import truediv
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from fairlead.core.answer_times import Line, Work
-from fairlead.core.learned_times import MOST_WORKS, WINDOW, EngineTimes, ModelTimes, Running, ratios_of
+from fairlead.core.answer_times import EQUAL, Line, Ratios, Work
+from fairlead.core.learned_times import MOST_WORKS, EngineTimes, ModelTimes, Sample, ratios_of
 from fairlead.core.learning import Learner
 from fairlead.core.pool import Pool
+from fairlead.core.running import WINDOW, Running
 from fairlead.core.text_kinds import KINDS
 from fairlead.core.token_model import SAMPLES_OF_A_KIND, TokenSample
 
 VERSION: Final = 2
 _MOST_ENGINE_SAMPLES: Final = 32  # of each kind
 _Amount = Annotated[float, Meta(ge=0, le=1e12)]
+_Factor = Annotated[float, Meta(gt=0, le=1e12)]
 _Time = Annotated[float, Meta(ge=-1e12, le=1e12)]
 _Window = Annotated[list[_Amount], Meta(max_length=WINDOW)]
 _EngineSamples = Annotated[list[Work], Meta(max_length=_MOST_ENGINE_SAMPLES)]
 
 
 class ModelState(msgspec.Struct, frozen=True, gc=False):
-    works: Annotated[list[Work], Meta(max_length=MOST_WORKS)]
+    works: Annotated[list[Work], Meta(max_length=MOST_WORKS)]  # as they would be at an engine of which the line holds
     line: tuple[_Amount, Annotated[float, Meta(gt=0, le=1e12)], Annotated[float, Meta(gt=0, le=1e12)], _Amount]
     knows_prefill: bool
     knows_decode: bool
     answer_tokens: _Window
     adapter_load_ms: _Window = []
     prefill_growth: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    addresses: Annotated[list[str | None], Meta(max_length=MOST_WORKS)] = []  # of the works' engines, where known
+    slower: Annotated[dict[str, tuple[_Factor, _Factor]], Meta(max_length=MOST_WORKS)] = {}  # than the line, these
 
 
 class EngineState(msgspec.Struct, frozen=True, gc=False):
@@ -60,7 +66,9 @@ def pieces(learner: Learner, *, now_s: float, unix_s: float, draining: Collectio
     """
     encoded = msgspec.json.encode
     yield b'{"version":%d,"saved_at":%b,"clock_s":%b,"models":{' % (VERSION, encoded(unix_s), encoded(now_s))
-    yield from _in_a_row(encoded(name) + b":" + encoded(_of_model(each)) for name, each in list(learner.models.items()))
+    addresses = {id(engine): address for (address, _), engine in learner.engines.items()}
+    models = list(learner.models.items())
+    yield from _in_a_row(encoded(name) + b":" + encoded(_of_model(each, addresses)) for name, each in models)
     yield b'},"engines":['
     yield from _in_a_row(encoded(_of_engine(*which, each)) for which, each in list(learner.engines.items()))
     yield b'],"tokens":{'
@@ -74,16 +82,19 @@ def _in_a_row(values: Iterable[bytes]) -> Iterator[bytes]:
         yield b"," + value if number else value
 
 
-def _of_model(model: ModelTimes) -> ModelState:
-    line = model.line
+def _of_model(model: ModelTimes, addresses: Mapping[int, str]) -> ModelState:
+    line, samples = model.line, list(model.samples)[-MOST_WORKS:]
+    of = [addresses.get(id(each.engine)) for each in samples]
     return ModelState(
-        list(model.works)[-MOST_WORKS:],
+        [each.by_line() for each in samples],
         (line.fixed_ms, line.prefill_ms, line.alone_ms, line.slowdown),
         model.knows_prefill,
         model.knows_decode,
         list(model.answer_tokens.kept),
         list(model.adapter_load_ms.kept),
         line.growth,
+        of,
+        {address: each.slower for address, each in zip(of, samples, strict=True) if address is not None},
     )
 
 
@@ -107,7 +118,9 @@ def restore(state: LearnedState, learner: Learner, pool: Pool, *, now_s: float, 
             continue
         model = learner.model_of(endpoint)
         line = Line(*kept.line, kept.prefill_growth)
-        model.restore(_moved(kept.works, later_s), line, kept.knows_prefill, kept.knows_decode)
+        model.restore(
+            _samples(kept, endpoint.model, later_s, learner, pool), line, kept.knows_prefill, kept.knows_decode
+        )
         _refill(model.answer_tokens, kept.answer_tokens)
         _refill(model.adapter_load_ms, kept.adapter_load_ms)
     for each in state.engines:
@@ -124,6 +137,20 @@ def restore(state: LearnedState, learner: Learner, pool: Pool, *, now_s: float, 
         for sample in state.tokens.get(name, ()) if name not in learner.tokens else ():
             learner.tokens_of(name).add(tuple(sample.features), sample.tokens)
     learner.settle_all(pool)
+
+
+def _samples(kept: ModelState, name: str, later_s: float, learner: Learner, pool: Pool) -> Iterator[Sample]:
+    """Those of engines that are there still are such again, as slow as they were seen to be."""
+    for work, address in zip_longest(_moved(kept.works, later_s), kept.addresses[: len(kept.works)]):
+        endpoint = pool.by_address.get(address or "")
+        slower = Ratios(*kept.slower.get(address or "", EQUAL))
+        if endpoint is None or endpoint.model != name:
+            yield Sample(work)
+        else:
+            configured = ratios_of(endpoint.spec)
+            engine = learner.engines.setdefault((endpoint.address, name), EngineTimes())
+            engine.prefill.seen_value, engine.decode.seen_value = map(truediv, slower, configured)
+            yield Sample(slower.inverse().work(work), engine, configured)
 
 
 def _moved(works: list[Work], by_s: float) -> list[Work]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable
 from statistics import fmean, median
-from typing import Final
+from typing import Final, NamedTuple
 
 from fairlead.core.adapter_slots import USUAL_LOAD_MS
 from fairlead.core.answer_times import EQUAL, Fit, Line, Ratios, Work, fit, growth_of, weight
@@ -14,11 +14,9 @@ from fairlead.core.endpoint import USUAL_SLOWDOWN, EndpointSpec
 from fairlead.core.engine_factor import EngineFactor, decode_ms, prefill_ms
 from fairlead.core.observation import LEAST_DECODE_TOKENS
 from fairlead.core.prefill_growth import PrefillGrowth
+from fairlead.core.running import LEAST_LOADS, LEAST_SAMPLES, Running
 from fairlead.core.speed_changes import SpeedChanges
 
-WINDOW: Final = 101
-LEAST_LOADS: Final = 4  # of adapters, to believe in how long they took
-LEAST_SAMPLES: Final = 8
 MOST_ERROR: Final = 0.2  # relative, of a constant that takes the place of one that was learned
 MOST_FIRST_ERROR: Final = 0.5  # in place of a configured one: engines differ by factors of ten
 LEAST_PREFILL_WEIGHT: Final = 2.0  # of an engine's samples, to compare its prefill speed with its model's
@@ -27,72 +25,66 @@ _MOST_UNSETTLED: Final = 1024
 _HALF_LIFE: Final = 48.0  # undisturbed samples of a model
 _UNSEEN_S: Final = 60.0  # of its model's serving, without an answer of its own: half of what an engine showed is left,
 _UNSEEN_SAMPLES: Final = 128  # if its model's other engines answered at least so much
+_MOVED: Final = 0.02  # of the logarithm of a difference: a line need not be fitted again for less
 _COUNTS: Final = 0.02  # of a sample's weight; what is left of older ones is not kept
 
 
-class Running:
-    """A statistic of the last samples, or `start` while they are few."""
+class Sample(NamedTuple):
+    """What one answer took at an engine; of one that is not known, as if by its model's line."""
 
-    __slots__ = ("_least", "_of", "kept", "value")
-
-    def __init__(self, of: Callable[[Collection[float]], float], start: float, least: int = LEAST_SAMPLES) -> None:
-        self.value = start
-        self._of = of
-        self._least = least
-        self.kept: deque[float] = deque(maxlen=WINDOW)
-
-    def add(self, sample: float) -> None:
-        self.kept.append(sample)
-        if len(self.kept) >= self._least:
-            self.value = self._of(self.kept)
+    work: Work
+    engine: EngineTimes | None = None
+    configured: Ratios = EQUAL
 
     @property
-    def samples(self) -> int:
-        return len(self.kept)
+    def slower(self) -> Ratios:
+        """Than the model's line, its engine."""
+        return EQUAL if self.engine is None else self.engine.slower(self.configured)
 
-    @property
-    def learned(self) -> bool:
-        return len(self.kept) >= self._least
+    def by_line(self) -> Work:
+        """Work that takes by the model's line as long as this took that engine."""
+        return self.slower.work(self.work)
 
 
 class ModelTimes:
     """What engines of one model were seen to take.
 
-    The line is of an engine of which nothing is configured but the model's times. Samples of another are scaled to it,
-    by what is configured of that one and by what its own answers showed beyond it: so every engine teaches the same
-    line, and a difference that is configured holds from the first answer on.
+    The line is of an engine of which nothing is configured but the model's times, and no answer showed more: by their
+    samples, half of the engines are such or slower. Samples of another are scaled to it, by what is configured of that
+    one and by what its own answers showed beyond it: so every engine teaches the same line, and a difference that is
+    configured holds from the first answer on.
     """
 
     __slots__ = (
         "_before",
         "_growth",
         "_line",
-        "_new",
+        "_unfitted",
         "adapter_load_ms",
         "answer_tokens",
         "decode_changes",
         "knows_decode",
         "knows_prefill",
+        "newcomer",
         "newest_s",
         "prefill_changes",
+        "samples",
         "taken",
-        "usual",
-        "works",
     )
 
     def __init__(self, spec: EndpointSpec, answer_tokens: float) -> None:
         self.answer_tokens = Running(fmean, answer_tokens)
         self.adapter_load_ms = Running(median, USUAL_LOAD_MS, LEAST_LOADS)
-        self.works: deque[Work] = deque(maxlen=_MOST_UNSETTLED)
+        self.newcomer = EngineTimes()  # what is expected of an engine of which nothing was seen
+        self.samples: deque[Sample] = deque(maxlen=_MOST_UNSETTLED)
         self.taken = 0  # samples so far
         self.newest_s = -math.inf  # when the last answer ended: speeds are those of then
         self.decode_changes, self.prefill_changes = SpeedChanges(), SpeedChanges()
         self.knows_prefill = self.knows_decode = False
-        self.usual = EQUAL  # by how much engines are slower than is configured, on average: the line includes it
         prefill_ms, decode_ms = spec.prefill_ms_per_token, spec.decode_ms_per_token
         self._before = Line(0.0, prefill_ms / spec.prefill_ratio, decode_ms / spec.decode_ratio, USUAL_SLOWDOWN)
         self._line = self._before
-        self._new = 0
+        self._unfitted = False
         self._growth = PrefillGrowth()
 
     @property
@@ -103,36 +95,80 @@ class ModelTimes:
     @property
     def since_s(self) -> float | None:
         """When the oldest answer ended that still counts."""
-        return min((each.ended_s for each in self.works), default=None)
+        return min((each.work.ended_s for each in self.samples), default=None)
 
-    def add(self, work: Work, slower: Ratios = EQUAL) -> None:
-        """Keep a sample of an engine that is `slower` than the line says."""
-        self.works.append(slower.work(work))
-        self.newest_s = max(self.newest_s, work.ended_s)
+    @property
+    def works(self) -> list[Work]:
+        """The samples as they would be at an engine of which the line holds."""
+        return [each.by_line() for each in self.samples]
+
+    def add(self, sample: Sample) -> None:
+        self.samples.append(sample)
+        self.newest_s = max(self.newest_s, sample.work.ended_s)
         self.taken += 1
-        self._new += 1
+        self._unfitted = True
 
-    def settle(self) -> None:
-        """Fit again where something came since, and keep no more than what counts."""
-        if not self._new:
+    def settle(self, *, again: bool = False) -> None:
+        """Fit again where something came since, or `again`, and keep no more than what counts."""
+        if not (self._unfitted or again):
             return
-        self._new = 0
-        recency = self._forget()
-        prompts = sum(each.own_tokens > 0 for each in self.works)
-        answers = sum(each.steps >= LEAST_DECODE_TOKENS for each in self.works)
+        self._unfitted = False
+        works, recency = self._forget()
+        prompts = sum(each.own_tokens > 0 for each in works)
+        answers = sum(each.steps >= LEAST_DECODE_TOKENS for each in works)
         if max(prompts, answers) >= LEAST_SAMPLES:
             growth = self._growth
             before = self._before._replace(growth=growth.value)
             if growth.is_due(self.taken):
-                growth.add(growth_of(self.works, recency, before))
-            self._take(fit(self.works, recency, before._replace(growth=growth.value)), prompts, answers)
+                growth.add(growth_of(works, recency, before))
+            self._take(fit(works, recency, before._replace(growth=growth.value)), prompts, answers)
 
-    def restore(self, works: Iterable[Work], line: Line, knows_prefill: bool, knows_decode: bool) -> None:
+    def restore(self, samples: Iterable[Sample], line: Line, knows_prefill: bool, knows_decode: bool) -> None:
         """Go on from what another process knew."""
-        for work in works:
-            self.add(work)
+        for each in samples:
+            self.add(each)
         self._line, self.knows_prefill, self.knows_decode = line, knows_prefill, knows_decode
         self._growth.restore(line.growth)
+
+    def level(self, engines: Collection[EngineTimes]) -> None:
+        """Let the line be of the engine in the middle of these, by what each was seen to be slower.
+
+        The mean would make every engine look slower for a single one that is. For none of them this changes what is
+        expected of it. One of which nothing was seen is taken to be as most that answer are.
+        """
+        seen = [each for each in engines if each.weight > 0]
+        if not seen:
+            return
+        middle = self._middle(seen).slower(EQUAL)
+        if middle != EQUAL:
+            self._rescale(middle, engines)
+        at_work = [each for each in seen if each.unseen < 1] or seen
+        self.newcomer.prefill.value = _halfway([each.prefill.seen_value for each in at_work])
+        self.newcomer.decode.value = _halfway([each.decode.seen_value for each in at_work])
+
+    def _middle(self, engines: Collection[EngineTimes]) -> EngineTimes:
+        """That one of which the middle sample is. What is slow at prefill and what is at decoding belong together."""
+        answers = Counter(id(each.engine) for each in self.samples)
+        ordered = sorted(engines, key=lambda each: each.prefill.seen_value * each.decode.seen_value)
+        left = sum(answers[id(each)] for each in ordered) / 2
+        for each in ordered:
+            left -= answers[id(each)]
+            if left <= 0:
+                return each
+        return ordered[-1]
+
+    def _rescale(self, slower: Ratios, engines: Collection[EngineTimes]) -> None:
+        """Make the line `slower`, and everything else as much quicker."""
+        there, quicker = set(map(id, engines)), slower.inverse()
+        self.samples = deque(
+            # An engine may have left, or is not known.
+            (one if id(one.engine) in there else Sample(quicker.work(one.by_line())) for one in self.samples),
+            maxlen=_MOST_UNSETTLED,
+        )
+        for engine in engines:
+            engine.prefill.rescale(slower.prefill)
+            engine.decode.rescale(slower.decode)
+        self._line = slower.line(self._line)._replace(fixed_ms=self._line.fixed_ms * slower.prefill)
 
     def _take(self, found: Fit, prompts: int, answers: int) -> None:
         """A constant that was known, and that these samples do not determine well, stays as it was."""
@@ -145,21 +181,24 @@ class ModelTimes:
             self.knows_decode = True
         self._line = now
 
-    def _forget(self) -> list[float]:
-        """The weight that age leaves to each sample. A sample of little weight ages the others as little."""
+    def _forget(self) -> tuple[list[Work], list[float]]:
+        """The samples that still count, as `works`, and the weight that age leaves to each.
+
+        A sample of little weight ages the others as little.
+        """
         newer, kept = 0.0, []
-        for each in reversed(self.works):
-            share = weight(each, self._line)
+        for each, work in zip(reversed(self.samples), reversed(self.works), strict=True):
+            share = weight(work, self._line)
             recency = 0.5 ** (newer / _HALF_LIFE)
             newer += share
-            if recency * each.trust >= _COUNTS:
-                kept.append((recency * share, recency, each))
+            if recency * work.trust >= _COUNTS:
+                kept.append((recency * share, recency, each, work))
         kept.reverse()
         if len(kept) > MOST_WORKS:
-            least = sorted(value for value, _, _ in kept)[len(kept) - MOST_WORKS]
+            least = sorted(value for value, *_ in kept)[len(kept) - MOST_WORKS]
             kept = [one for one in kept if one[0] >= least][-MOST_WORKS:]
-        self.works = deque((each for _, _, each in kept), maxlen=_MOST_UNSETTLED)
-        return [recency for _, recency, _ in kept]
+        self.samples = deque((each for _, _, each, _ in kept), maxlen=_MOST_UNSETTLED)
+        return [work for *_, work in kept], [recency for _, recency, _, _ in kept]
 
 
 class EngineTimes:
@@ -169,22 +208,32 @@ class EngineTimes:
     requests away, and if chance had part in that, or its cause is gone, only another request can show it.
     """
 
-    __slots__ = ("_seen", "adapter_load_ms", "decode", "extra_ms", "prefill", "reports_cache")
+    __slots__ = ("_before", "_seen", "adapter_load_ms", "decode", "extra_ms", "prefill", "reports_cache", "unseen")
 
     def __init__(self) -> None:
         self.prefill = EngineFactor(prefill_ms)
         self.decode = EngineFactor(decode_ms)
         self.extra_ms = 0.0  # of each request here, beyond what it takes at other engines of the model
         self.adapter_load_ms = Running(median, USUAL_LOAD_MS, LEAST_LOADS)
+        self._before = EQUAL  # how much slower it was, before it was settled
+        self.unseen = 0.0  # for how long, in times after which half of what it showed is left
         self._seen = 0  # samples of its model, at its own last one
         self.reports_cache = False  # it once reported cached tokens; from then on none reported means 0
 
-    def slower(self, model: ModelTimes, configured: Ratios) -> Ratios:
-        """Than the model's line, of which it makes up for what is usual."""
-        return Ratios(
-            configured.prefill * self.prefill.value / model.usual.prefill,
-            configured.decode * self.decode.value / model.usual.decode,
-        )
+    @property
+    def weight(self) -> float:
+        """Of what was seen of it."""
+        return self.prefill.weight + self.decode.weight
+
+    @property
+    def moved(self) -> bool:
+        """At its last settling: it differs by something else than when its model's line was fitted."""
+        now = self.slower(EQUAL)
+        return any(abs(math.log(one / before)) > _MOVED for one, before in zip(now, self._before, strict=True))
+
+    def slower(self, configured: Ratios) -> Ratios:
+        """Than the model's line, as far as it was seen."""
+        return Ratios(configured.prefill * self.prefill.seen_value, configured.decode * self.decode.seen_value)
 
     def add(self, work: Work, model: ModelTimes, configured: Ratios) -> None:
         line = configured.line(model.line)
@@ -205,6 +254,7 @@ class EngineTimes:
 
     def settle(self, model: ModelTimes, configured: Ratios) -> None:
         """Compare it with its model's line, as far as that holds for an engine that is `configured` as this one."""
+        self._before = self.slower(EQUAL)
         line, now_s = configured.line(model.line), model.newest_s
         decode, prefill = self.decode.seen(line), self.prefill.seen(line)
         changed_s = max(decode.changed_s(), prefill.changed_s())
@@ -218,14 +268,15 @@ class EngineTimes:
         self._fade(model)
 
     def _fade(self, model: ModelTimes) -> None:
-        """Leave less of what it showed, the longer it has shown nothing while others did."""
+        """Expect less of what it showed, the longer it has shown nothing while others did."""
+        self.prefill.seen_value, self.decode.seen_value = self.prefill.value, self.decode.value
         last = [each.samples[-1].ended_s for each in (self.decode, self.prefill) if each.samples]
         if last:
             ago_s = max(0.0, model.newest_s - max(last))  # a model may have kept none of its newest samples in a file
-            unseen = min(ago_s / _UNSEEN_S, (model.taken - self._seen) / _UNSEEN_SAMPLES)
-            left = math.exp2(-unseen)
-            self.decode.value = math.pow(self.decode.value, left)
-            self.prefill.value = math.pow(self.prefill.value, left)
+            self.unseen = min(ago_s / _UNSEEN_S, (model.taken - self._seen) / _UNSEEN_SAMPLES)
+            left = math.exp2(-self.unseen)
+            for each, usual in (self.decode, model.newcomer.decode), (self.prefill, model.newcomer.prefill):
+                each.value = usual.value * math.pow(each.seen_value / usual.value, left)
             self.extra_ms *= left
 
     def _prefill_within_answers(self, line: Line) -> float:
@@ -243,11 +294,6 @@ def ratios_of(spec: EndpointSpec) -> Ratios:
     return Ratios(spec.prefill_ratio, spec.decode_ratio)
 
 
-def usual(engines: Collection[EngineTimes]) -> Ratios:
-    """By how much these are slower than is configured, on average; an engine counts by its samples."""
-    return Ratios(_mean([each.prefill for each in engines]), _mean([each.decode for each in engines]))
-
-
-def _mean(factors: Sequence[EngineFactor]) -> float:
-    total = sum(each.weight for each in factors)
-    return math.exp(sum(each.weight * math.log(each.value) for each in factors) / total) if total > 0 else 1.0
+def _halfway(values: Iterable[float]) -> float:
+    """The median; of an even number halfway between two."""
+    return math.exp(median(map(math.log, values)))

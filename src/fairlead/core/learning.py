@@ -8,7 +8,7 @@ what follows from it in force.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -16,7 +16,7 @@ import msgspec
 
 from fairlead.core.answer_times import Ratios, Work
 from fairlead.core.endpoint import Endpoint, EndpointSpec, Speed
-from fairlead.core.learned_times import EngineTimes, ModelTimes, ratios_of, usual
+from fairlead.core.learned_times import EngineTimes, ModelTimes, Sample, ratios_of
 from fairlead.core.observation import Observation, works_of
 from fairlead.core.pool import Pool
 from fairlead.core.reported_times import UNSAID, ReportedTimes, Times, of_model
@@ -24,7 +24,6 @@ from fairlead.core.token_model import Rates, TokenModel, mean_rates
 
 MOST_ENGINES_SETTLED: Final = 8  # at one call
 _MOST_NAMES: Final = 1024
-_LIKE_OTHERS: Final = EngineTimes()
 
 
 class Learner:
@@ -67,12 +66,11 @@ class Learner:
         engine = self.engines.setdefault((seen.address, seen.model), EngineTimes())
         engine.reports_cache |= bool(seen.cached_tokens)
         configured = ratios_of(endpoint.spec)
-        slower = engine.slower(model, configured)
         for work in works_of(seen, reports_cache=engine.reports_cache):
             if seen.adapter is not None and work.requests:  # its first token waited for an adapter, too
                 self._learn_load(seen, work, model, engine, configured)
                 continue
-            model.add(work, slower)
+            model.add(Sample(work, engine, configured))
             engine.add(work, model, configured)
         if seen.completion_tokens:
             model.answer_tokens.add(seen.completion_tokens)
@@ -119,29 +117,43 @@ class Learner:
         A large pool's engines take turns: each is compared to its model a few calls later.
         """
         settled, self._unsettled = self._unsettled, set()
-        for name in settled:
-            model = self.models.get(name)
-            if model is not None:
-                model.settle()
-                yield
-            if name in self.tokens:
-                self.tokens[name].settle()
-                yield
         if settled:
             self._other_rates.clear()
         self._due.update(dict.fromkeys(which for which in self.engines if which[1] in settled))
-        for which in list(islice(self._due, MOST_ENGINES_SETTLED)):
-            self._due.pop(which, None)
-            engine, model = self.engines.get(which), self.models.get(which[1])
-            endpoint = pool().by_address.get(which[0])
-            if engine is not None and model is not None and endpoint is not None:
-                engine.settle(model, ratios_of(endpoint.spec))
-                settled.add(which[1])
+        engines = list(islice(self._due, MOST_ENGINES_SETTLED))
+        for which in engines:
+            del self._due[which]
+        yield from self._settling_times(settled, engines, pool)
+        for name in settled:
+            if (tokens := self.tokens.get(name)) is not None:
+                tokens.settle()
                 yield
-        for name in settled & self.models.keys():
-            self.models[name].usual = usual([each for which, each in self.engines.items() if which[1] == name])
+        settled.update(model for _, model in engines)
         if settled:
             self.apply([one for one in pool().endpoints if one.model in settled])
+
+    def _settling_times(
+        self, models: set[str], engines: Sequence[tuple[str, str]], pool: Callable[[], Pool]
+    ) -> Iterator[None]:
+        """Fit the lines of `models`, and compare `engines` to theirs; both again where that showed another difference.
+
+        A line of engines that are not known to differ lies between them and has the form of none.
+        """
+        for again in False, True, True:
+            for name in models:
+                if (model := self.models.get(name)) is not None:
+                    model.settle(again=again)
+                    yield
+            for which in engines:
+                engine, model = self.engines.get(which), self.models.get(which[1])
+                endpoint = pool().by_address.get(which[0])
+                if engine is not None and model is not None and endpoint is not None:
+                    engine.settle(model, ratios_of(endpoint.spec))
+                    yield
+            for name in {name for _, name in engines} & self.models.keys():
+                self.models[name].level([each for which, each in self.engines.items() if which[1] == name])
+            models = {which[1] for which in engines if which in self.engines and self.engines[which].moved}
+            engines = [which for which in engines if which[1] in models]
 
     def settle_all(self, pool: Pool) -> None:
         """As `settle`, for all models and engines at once."""
@@ -173,7 +185,7 @@ class Learner:
                     endpoint.speed, prefill_ms_per_token=prefill_ms, decode_ms_per_token=decode_ms
                 )
                 continue
-            engine = self.engines.get((endpoint.address, endpoint.model), _LIKE_OTHERS)
+            engine = self.engines.get((endpoint.address, endpoint.model), model.newcomer)
             known, line = endpoint.speed, ratios_of(spec).line(model.line)
             endpoint.speed = Speed(
                 line.prefill_ms * engine.prefill.value if model.knows_prefill else prefill_ms,

@@ -14,7 +14,7 @@ from typing import Final
 
 from fairlead.core.answer_times import Work
 
-_MOMENT_S: Final = 2.0  # what happens at an engine later than this is another matter: some long prompts last so long
+MOMENT_S: Final = 2.0  # what happens at an engine later than this is another matter: some long prompts last so long
 _LEAST_S: Final = 1e-6
 
 
@@ -34,7 +34,7 @@ def shares(samples: Sequence[Work]) -> list[float]:
     found = []
     for begin, end, took in zip(begun_s, ended_s, took_s, strict=True):
         said = begun.at(end) - ended.at(end) - begun.at(begin) + ended.at(begin)  # of its time, by all: by itself 1
-        found.append(min(1.0, max(1.0, took / _MOMENT_S) / max(said, 1.0)))
+        found.append(min(1.0, max(1.0, took / MOMENT_S) / max(said, 1.0)))
     return found
 
 
