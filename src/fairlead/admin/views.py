@@ -204,7 +204,8 @@ def _constant(services: Services, e: Endpoint, of: Literal["prefill", "decode"],
     if model is not None:
         learned = model.knows_prefill if of == "prefill" else model.knows_decode
         samples = sum(
-            (each.own_tokens if of == "prefill" else each.steps) > LEAST_DECODE_TOKENS for each, *_ in model.samples
+            (each.work.own_tokens if of == "prefill" else each.work.steps) > LEAST_DECODE_TOKENS
+            for each in model.samples
         )
     if engine is not None:
         here = engine.prefill if of == "prefill" else engine.decode

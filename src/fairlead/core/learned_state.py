@@ -66,7 +66,7 @@ def pieces(learner: Learner, *, now_s: float, unix_s: float, draining: Collectio
     """
     encoded = msgspec.json.encode
     yield b'{"version":%d,"saved_at":%b,"clock_s":%b,"models":{' % (VERSION, encoded(unix_s), encoded(now_s))
-    addresses = {id(engine): address for (address, _), engine in learner.engines.items()}
+    addresses: dict[EngineTimes | None, str] = {engine: address for (address, _), engine in learner.engines.items()}
     models = list(learner.models.items())
     yield from _in_a_row(encoded(name) + b":" + encoded(_of_model(each, addresses)) for name, each in models)
     yield b'},"engines":['
@@ -82,9 +82,9 @@ def _in_a_row(values: Iterable[bytes]) -> Iterator[bytes]:
         yield b"," + value if number else value
 
 
-def _of_model(model: ModelTimes, addresses: Mapping[int, str]) -> ModelState:
+def _of_model(model: ModelTimes, addresses: Mapping[EngineTimes | None, str]) -> ModelState:
     line, samples = model.line, list(model.samples)[-MOST_WORKS:]
-    of = [addresses.get(id(each.engine)) for each in samples]
+    of = [addresses.get(each.engine) for each in samples]
     return ModelState(
         [each.by_line() for each in samples],
         (line.fixed_ms, line.prefill_ms, line.alone_ms, line.slowdown),

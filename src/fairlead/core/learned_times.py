@@ -148,21 +148,21 @@ class ModelTimes:
 
     def _middle(self, engines: Collection[EngineTimes]) -> EngineTimes:
         """That one of which the middle sample is. What is slow at prefill and what is at decoding belong together."""
-        answers = Counter(id(each.engine) for each in self.samples)
+        answers = Counter(each.engine for each in self.samples)
         ordered = sorted(engines, key=lambda each: each.prefill.seen_value * each.decode.seen_value)
-        left = sum(answers[id(each)] for each in ordered) / 2
+        left = sum(answers[each] for each in ordered) / 2
         for each in ordered:
-            left -= answers[id(each)]
+            left -= answers[each]
             if left <= 0:
                 return each
         return ordered[-1]
 
     def _rescale(self, slower: Ratios, engines: Collection[EngineTimes]) -> None:
         """Make the line `slower`, and everything else as much quicker."""
-        there, quicker = set(map(id, engines)), slower.inverse()
+        there, quicker = set(engines), slower.inverse()
         self.samples = deque(
             # An engine may have left, or is not known.
-            (one if id(one.engine) in there else Sample(quicker.work(one.by_line())) for one in self.samples),
+            (one if one.engine in there else Sample(quicker.work(one.by_line())) for one in self.samples),
             maxlen=_MOST_UNSETTLED,
         )
         for engine in engines:
