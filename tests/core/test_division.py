@@ -104,9 +104,9 @@ def test_means_are_of_those_that_are_healthy_and_kept_for_some_time() -> None:
     division = world.router.pool.divisions[at(world, FIRST).model]
     carries(at(world, FIRST), inflight_requests=6)
     division.look(0.0)
-    assert division.inflight_requests == 2.0
+    assert division.present_requests == 2.0
     at(world, DECODER).health.withhold("draining")
     division.look(0.01)
-    assert division.inflight_requests == 2.0
+    assert division.present_requests == 2.0
     division.look(1.0)
-    assert division.inflight_requests == 3.0
+    assert division.present_requests == 3.0

@@ -74,7 +74,7 @@ def test_a_long_prompt_is_computed_elsewhere_where_it_would_stall_others() -> No
     assert in_flight.hop.address == PREFILL
     prefill, decode = loads(world)
     assert prefill == Load(1, LONG, LONG, 0, LONG**2 // 2)
-    assert decode == Load(1, LONG, 0)
+    assert decode == Load(1, LONG, 0, awaited_requests=1)
 
 
 def test_the_terms_are_what_each_way_takes() -> None:
@@ -91,6 +91,49 @@ def test_the_terms_are_what_each_way_takes() -> None:
     assert ways.split.decode_ms == pytest.approx(ways.alone.decode_ms * 101 / 100)  # one step more
     assert ways.is_split
     assert ways.split.total_ms() < ways.alone.total_ms()
+
+
+def test_a_prompt_delays_nobody_whose_own_is_still_computed_elsewhere() -> None:
+    """In a busy pool these are most of those in flight where prompts are not computed: nothing would ever go there."""
+    world = pool()
+    busy(world)
+    held = [ask(world) for _ in range(3)]
+    assert all(each.hop is not None for each in held)
+    ways = choice(ask(world))
+    crowding_ms = 20.0 * 0.015 * 11 * 100  # they will all be in its batch
+    assert ways.alone.stall_ms == pytest.approx(8 * 0.1 * LONG + crowding_ms)
+    held[0].prefilled_elsewhere(1.0)
+    assert choice(ask(world, now_s=1.0)).alone.stall_ms > ways.alone.stall_ms + 0.1 * LONG * 0.99
+
+
+@pytest.mark.parametrize("how", ["computed", "failed", "gone"])
+def test_a_request_is_awaited_until_its_prompt_is_computed_or_will_not_be(how: str) -> None:
+    world = pool()
+    busy(world)
+    in_flight = ask(world)
+    assert loads(world)[1].awaited_requests == 1
+    if how == "computed":
+        in_flight.prefilled_elsewhere(1.0)
+    elif how == "failed":
+        in_flight.prefill_failed(1.0, blames="engine")
+    else:
+        in_flight.withdraw(1.0)
+    assert loads(world)[1].awaited_requests == 0
+    assert loads(world)[1].inflight_requests == (0 if how == "gone" else 1)
+
+
+def test_an_engine_is_not_taken_to_have_requests_whose_prompt_another_computes() -> None:
+    """Else strangers' requests hide behind them, and its batch is believed to be larger than it is."""
+    world = pool()
+    busy(world)
+    for _ in range(3):
+        ask(world)
+    decoder = world.router.pool.by_address[DECODE]
+    for read_s in (0.75, 1.0):
+        decoder.reported(
+            EngineReport(running_requests=10, waiting_requests=0, read_s=read_s, changed_s=read_s, stale=False)
+        )
+    assert decoder.strangers == Load(2), "it has eight of ours, and none of the three"
 
 
 def test_an_answer_takes_longer_where_prompts_are_computed_meanwhile() -> None:

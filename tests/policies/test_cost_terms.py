@@ -129,6 +129,12 @@ def test_a_prefill_stalls_those_that_decode_and_not_those_that_wait() -> None:
     assert best("fairlead", [decoding, waiting], stall_weight=1.0, behind_weight=0.0) == "waiting:1"
 
 
+def test_nobody_waits_behind_a_prefill_while_another_endpoint_computes_their_own() -> None:
+    waiting = option("waiting:1", inflight_requests=3)
+    awaited = option("awaited:1", inflight_requests=3, awaited_requests=3)
+    assert best("fairlead", [waiting, awaited], behind_weight=1.0) == "awaited:1"
+
+
 def test_a_prefill_delays_those_that_will_wait_behind_it_and_a_cached_prompt_nobody() -> None:
     """As many as wait before it: 3 more short prompts that wait delay it by 30 ms less than one long one."""
     few = option("few:1", inflight_requests=1, pending_prefill_tokens=900)

@@ -31,6 +31,7 @@ class Standing(msgspec.Struct, frozen=True, gc=False):
     answer_tokens: float
     fixed_ms: float
     strangers_tokens: float
+    awaited_requests: int
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +66,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     strangers_tokens: float = 0  # work of requests that no sidecar we know of sent, which wait for prefill
     attention_tokens: float = 0.0  # what attention adds to the work of the uncached tokens: see `core.prefill_work`
     pending_attention_tokens: float = 0.0  # and to that of those which wait
+    awaited_requests: int = 0  # of those in flight, the ones whose prompt another endpoint still computes
 
     @property
     def work_tokens(self) -> float:
@@ -147,6 +149,7 @@ def candidates(
                 others.pending_work_tokens(growth) if growth else others.pending_prefill_tokens,
                 attention_tokens(tokens - cached, cached, growth) if growth else 0.0,
                 growth * load.pending_attended_tokens,
+                load.awaited_requests,
             )
         )
     return options

@@ -23,19 +23,19 @@ from typing import Final
 
 from fairlead.core.endpoint import Endpoint
 
-MOST_BUSY: Final = 0.75  # what is busier would seem to decode never
+MOST_BUSY: Final = 0.9  # what is busier would seem to decode never
 _KEPT_S: Final = 0.05  # means over a large pool, which change slowly
 
 
 class Division:
     """Means over the endpoints of one model that answer; `look` comes first in each decision."""
 
-    __slots__ = ("_answering", "_until_s", "busy_share", "inflight_requests")
+    __slots__ = ("_answering", "_until_s", "busy_share", "present_requests")
 
     def __init__(self, answering: Sequence[Endpoint]) -> None:
         """At least one."""
         self.busy_share = 0.0  # of the engines' time, what prompts that were sent to them lately take
-        self.inflight_requests = 0.0
+        self.present_requests = 0.0
         self._answering = answering
         self._until_s = -inf
 
@@ -45,7 +45,7 @@ class Division:
         self._until_s = now_s + _KEPT_S
         those = [e for e in self._answering if e.health.healthy] or self._answering
         self.busy_share = fmean([min(1.0, e.prefills.busy_share(now_s)) for e in those])
-        self.inflight_requests = fmean([e.load.inflight_requests for e in those])
+        self.present_requests = fmean([e.load.present_requests for e in those])
 
     def pays(self, alone_ms: float, transfer_ms: float) -> bool:
         """For an answer that takes `alone_ms` undisturbed, whose prompt's KV would travel for `transfer_ms`."""

@@ -238,16 +238,16 @@ class Endpoint:
         self.adapters.reported(report)
         if report.stale or report.read_s != before.read_s:  # else it is the same page again
             usual = self.usual_prefill_tokens, self.usual_attended_tokens
-            others = strangers(before, report, self._load.inflight_requests, *usual)
+            others = strangers(before, report, self._load.present_requests, *usual)
             if others != self._strangers:
                 self.strangers = others
         if report.waiting_requests is None or report.read_s is None or before.read_s is None or report.stale:
             return
         if report.changed_s == report.read_s and before.changed_s is not None:
             load = self._load
-            self.running_limit.reported(report, load.inflight_requests, self._speed.pending_ms(load))
+            self.running_limit.reported(report, load.present_requests, self._speed.pending_ms(load))
             step_began_s = before.changed_s - (report.read_s - before.read_s)  # or later
-            waiting, own = report.waiting_requests, self.own.inflight_requests
+            waiting, own = report.waiting_requests, self.own.present_requests
             everyones = (report.running_requests or 0) + waiting
             ours = own / max(own, everyones, 1)
             self.prefills.reported(round(waiting * ours), step_began_s - self.rtt_ms / 1e3, report.read_s)
@@ -360,7 +360,7 @@ class Endpoint:
     def refused(self, now_s: float) -> None:
         """It refused a request that is in flight here, as its queue is full."""
         self.refused_s = now_s
-        inflight = None if self.report.stale else self._load.inflight_requests  # only reports can raise a limit again
+        inflight = None if self.report.stale else self._load.present_requests  # only reports can raise a limit again
         self.running_limit.refused(inflight, now_s)
 
     def request_failed(self, now_s: float, cause: int | None = None) -> None:

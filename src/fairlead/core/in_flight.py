@@ -339,6 +339,7 @@ class InFlight:
         """The prompt is computed there, if it has one; here only its KV has to come."""
         hop, self.hop = self.hop, None
         if hop is not None:
+            self._ticket.arrived()
             hop.done(now_s)
             if (endpoint := self.endpoint) is not None:
                 endpoint.prefills.expect(self._ticket, 0.0, now_s)
@@ -346,6 +347,7 @@ class InFlight:
     def _drop_hop(self, now_s: float, *, blames: Blame = "nobody") -> None:
         hop, self.hop = self.hop, None
         if hop is not None:
+            self._ticket.arrived()
             hop.failed(now_s, blames=blames)
 
     def _drop_copy(self, now_s: float) -> None:

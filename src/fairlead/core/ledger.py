@@ -6,11 +6,13 @@ a reset and a normal end release exactly what was reserved. What engines report 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from fairlead.core.adapter_slots import AdapterSlots
 from fairlead.core.load import Load
 from fairlead.core.prefill_work import attended_tokens
+
+_AWAITED: Final = Load(awaited_requests=1)
 
 
 class Loaded(Protocol):
@@ -41,9 +43,21 @@ class Ticket:
 
     __slots__ = ("_adapter", "_is_presumed", "_load", "_sent_tokens", "_uncached_tokens", "endpoint", "is_watched")
 
-    def __init__(self, endpoint: Loaded, prompt_tokens: int, uncached_tokens: int, adapter: str = "") -> None:
-        """`uncached_tokens` include what loading the `adapter` is worth, if it must be loaded."""
-        self._load = Load(1, prompt_tokens, uncached_tokens, 0, attended_tokens(prompt_tokens, uncached_tokens))
+    def __init__(
+        self,
+        endpoint: Loaded,
+        prompt_tokens: int,
+        uncached_tokens: int,
+        adapter: str = "",
+        *,
+        awaits_other: bool = False,
+    ) -> None:
+        """`uncached_tokens` include what loading the `adapter` is worth, if it must be loaded.
+
+        `awaits_other`: another endpoint computes the prompt first, until `arrived`.
+        """
+        attended = attended_tokens(prompt_tokens, uncached_tokens)
+        self._load = Load(1, prompt_tokens, uncached_tokens, 0, attended, int(awaits_other))
         self._uncached_tokens = uncached_tokens
         self._adapter = adapter
         self._is_presumed = False
@@ -104,8 +118,16 @@ class Ticket:
             if self._adapter:
                 endpoint.adapters.begin(self._adapter)
 
+    def arrived(self) -> None:
+        """No other endpoint computes its prompt any more."""
+        endpoint, load = self.endpoint, self._load
+        if endpoint is not None and load.awaited_requests:
+            endpoint.give_back(_AWAITED)
+            self._load = load.minus(_AWAITED)
+
     def prefilled(self, *, presumed: bool = False) -> None:
         """The first token was seen, or is `presumed`: nothing of the prompt waits any more, and the request decodes."""
+        self.arrived()
         endpoint, load = self.endpoint, self._load
         if endpoint is None or load.decoding_requests:
             self._is_presumed &= presumed
@@ -129,6 +151,7 @@ class Ticket:
 
     def recomputes(self, uncached_tokens: int) -> None:
         """So much of the prompt is computed at the endpoint after all, which was to get its KV from another."""
+        self.arrived()
         endpoint, load = self.endpoint, self._load
         if endpoint is None or load.decoding_requests:
             return

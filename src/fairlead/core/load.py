@@ -18,6 +18,12 @@ class Load(msgspec.Struct, array_like=True, frozen=True, gc=False):
     pending_prefill_tokens: _Count = 0  # not cached, and no first token seen yet
     decoding_requests: _Count = 0  # past their first token
     pending_attended_tokens: _Product = 0  # before those that are pending: see `core.prefill_work`
+    awaited_requests: _Count = 0  # of those in flight, the ones whose prompt another endpoint still computes
+
+    @property
+    def present_requests(self) -> int:
+        """Those that the engine has by now, and so may delay."""
+        return self.inflight_requests - self.awaited_requests
 
     def pending_work_tokens(self, growth: float) -> float:
         """What waits for prefill, in tokens at the beginning of a prompt."""
@@ -31,6 +37,7 @@ class Load(msgspec.Struct, array_like=True, frozen=True, gc=False):
             self.pending_prefill_tokens + other.pending_prefill_tokens,
             self.decoding_requests + other.decoding_requests,
             self.pending_attended_tokens + other.pending_attended_tokens,
+            self.awaited_requests + other.awaited_requests,
         )
 
     def minus(self, other: Load) -> Load:
@@ -40,4 +47,5 @@ class Load(msgspec.Struct, array_like=True, frozen=True, gc=False):
             self.pending_prefill_tokens - other.pending_prefill_tokens,
             self.decoding_requests - other.decoding_requests,
             self.pending_attended_tokens - other.pending_attended_tokens,
+            self.awaited_requests - other.awaited_requests,
         )

@@ -7,11 +7,11 @@ A decode is slowed by the prompts that are computed alongside it, as many as lat
 the engine's time) times as long. That is what an engine gains which computes none. What all gain by leaving it so, no
 single request sees: see `core.division`.
 
-Prefill is of the part of the prompt that the endpoint has not cached. It delays whatever is in flight there, those that
-decode and those that wait, and an answer slows the others in its batch. `stall` is the sum of these delays: a time that
-others lose counts as one's own. A split takes one step more, as the prompt's last token is computed again where it is
-decoded. The cheaper way is chosen, among the endpoints that a policy by cost ranks first. A pool without roles has
-nothing to choose from, and no request looks here.
+Prefill is of the part of the prompt that the endpoint has not cached. It delays whatever is there, those that decode
+and those that wait, but none whose prompt another endpoint still computes. An answer slows the others in its batch.
+`stall` is the sum of these delays: a time that others lose counts as one's own. A split takes one step more, as the
+prompt's last token is computed again where it is decoded. The cheaper way is chosen, among the endpoints that a policy
+by cost ranks first. A pool without roles has nothing to choose from, and no request looks here.
 """
 
 from __future__ import annotations
@@ -118,13 +118,13 @@ def alone(
 ) -> Hops:
     """`division` is that of the decoder's model as of now, if its engines may divide their work in other ways."""
     prefill_ms = at.prefill_ms_per_token * at.work_tokens
-    busy_share, delayed = decoder.prefills.busy_share(now_s), float(at.inflight_requests)
+    busy_share, delayed = decoder.prefills.busy_share(now_s), float(decoder._load.present_requests)
     if division is not None:
         transfer_ms = TRANSFER_SETUP_MS + transfer_ms_per_token * at.uncached_tokens
         if division.pays(at.decode_ms_per_token * at.output_tokens, transfer_ms):
             busy_share = max(busy_share, division.busy_share)
         else:
-            delayed = min(delayed, division.inflight_requests)
+            delayed = min(delayed, division.present_requests)
     return Hops(
         at.address,
         "",
@@ -143,7 +143,7 @@ def offers(among: Iterable[Endpoint], tokens: int, cached_tokens: Mapping[str, i
     for position, e in enumerate(among):  # there may be a thousand
         load, speed = e._load, e._speed
         prefill_ms = speed.prefill_ms(tokens, cached_at(e.address, 0))
-        own_ms = e._rtt_ms + speed.pending_ms(load) + prefill_ms * (1 + load.inflight_requests)
+        own_ms = e._rtt_ms + speed.pending_ms(load) + prefill_ms * (1 + load.present_requests)
         found.append((own_ms, position, e, prefill_ms))
     found.sort()
     return found
@@ -171,7 +171,7 @@ def cheapest_split(
         own_ms, _, prefiller, prefill_ms = offer
         if own_ms >= best_ms:
             break
-        ready_ms = own_ms - prefill_ms * prefiller._load.inflight_requests
+        ready_ms = own_ms - prefill_ms * prefiller._load.present_requests
         left = max(0.0, queue_ms - ready_ms - transfer_ms)
         if own_ms + left < best_ms and may_pass_on(prefiller, decoder):
             best, best_ms, left_ms = offer, own_ms + left, left
@@ -185,7 +185,7 @@ def cheapest_split(
         at.rtt_ms + prefiller._rtt_ms,
         prefiller._speed.pending_ms(load) + left_ms,
         prefill_ms,
-        prefill_ms * load.inflight_requests + _others_lose_ms(at, at.output_tokens + 1),
+        prefill_ms * load.present_requests + _others_lose_ms(at, at.output_tokens + 1),
         transfer_ms,
         _decode_ms(at, decoder.prefills.busy_share(now_s), at.output_tokens + 1),
     )

@@ -192,6 +192,7 @@ class PriceTable:
                 speed.answer_tokens,
                 speed.fixed_ms,
                 others.pending_work_tokens(growth),
+                load.awaited_requests,
             )
         )
         kind = self._kind(self._name or spec.model, spec.capability_of(self._name or ""))

@@ -107,7 +107,8 @@ class Router(Halves):
         chosen.last_chosen = decision.number
         if decision.prefill is not None and decision.prefill.is_split:
             hop = Hop(self, request, decision.prefill, now_s)
-            return InFlight(self, self.feedback, request, decision, Ticket(chosen, request.tokens, 0), hop)
+            ticket = Ticket(chosen, request.tokens, 0, awaits_other=True)
+            return InFlight(self, self.feedback, request, decision, ticket, hop)
         uncached, speed = request.tokens - decision.cached_tokens, chosen._speed
         prefill_ms = speed.prefill_ms(request.tokens, decision.cached_tokens)
         if decision.adapter is not None:  # whoever comes next waits for the load as for a prefill

@@ -13,12 +13,13 @@ What a request costs an engine whatever its length (`fixed`) is learned with the
 request: it is time in the server and between steps, which others do not wait for.
 
 A prefill stalls the requests that decode there, and delays those that come behind it before the engine is idle again:
-as many as stand before it, where arrivals keep pace. Wherever it goes, it also delays what the least loaded endpoint
-has, and those to come before the pool is idle again (`core.congestion`): a busy pool prefers cached prefixes more. In a
-full cache each token that is computed evicts another, and `evict_weight` is the chance that somebody asks for that one
-again. An answer is slowed by the others in its batch and slows each of them as much: that is counted twice. Where
-answers are short, a request is in flight for its prompt's sake, so it counts as if it had `least_answer_tokens`. Every
-term is in milliseconds, so a weight of 1 is the physical one. Sources: GORGO (network, cache, queue), LAAR (Q).
+as many as stand before it, where arrivals keep pace; those whose prompt another endpoint still computes do not.
+Wherever it goes, it also delays what the least loaded endpoint has, and those to come before the pool is idle again
+(`core.congestion`): a busy pool prefers cached prefixes more. In a full cache each token that is computed evicts
+another, and `evict_weight` is the chance that somebody asks for that one again. An answer is slowed by the others in
+its batch and slows each of them as much: that is counted twice. Where answers are short, a request is in flight for its
+prompt's sake, so it counts as if it had `least_answer_tokens`. Every term is in milliseconds, so a weight of 1 is the
+physical one. Sources: GORGO (network, cache, queue), LAAR (Q).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Fairlead(Rule, frozen=True):
         """What each unit costs at one candidate, in ms. The formula is written only here."""
         prefill_ms, decode_ms = at.prefill_ms_per_token, at.decode_ms_per_token
         alongside = self.batch_weight * at.batch_slowdown * at.inflight_requests
-        waiting = max(0, at.inflight_requests - at.decoding_requests)
+        waiting = max(0, at.inflight_requests - at.decoding_requests - at.awaited_requests)
         pending = at.pending_prefill_tokens + at.pending_attention_tokens
         queue_ms = prefill_ms * self.queue_weight * (pending + at.strangers_tokens)
         if at.answer_tokens < self.least_answer_tokens:

@@ -18,11 +18,13 @@ from tests.tools.replay.world import reported, small_world, talk, turn, workload
 LINK = Link(setup_ms=1.0, bytes_per_token=1e5, bytes_per_s=1e10)  # 0.01 ms a token
 
 
-def run(sent: Workload, link: Link = LINK) -> tuple[list[AttemptRecord], PrefillDecodeSimulation]:
+def run(
+    sent: Workload, link: Link = LINK, kv_tokens: int = 16_384
+) -> tuple[list[AttemptRecord], PrefillDecodeSimulation]:
     answers: list[AttemptRecord] = []
     specs = [
         msgspec.structs.replace(spec, role="decode" if place else "prefill")
-        for place, spec in enumerate(small_world(2, 16_384).endpoints)
+        for place, spec in enumerate(small_world(2, kv_tokens).endpoints)
     ]
     world = World(tuple(specs), link=link)
     simulation = PrefillDecodeSimulation(world, sent, build_policy("fairlead", {}), seed=0, sink=answers.append)
@@ -64,6 +66,18 @@ def test_every_turn_is_answered_once_and_nothing_is_left() -> None:
     assert simulation.splits > 0
     assert [endpoint.own for endpoint in simulation.endpoints] == [Load(), Load()]
     assert {each.endpoint for each in answers} == {1}
+
+
+def test_a_decoder_without_room_leaves_the_kv_where_it_was_computed_and_computes_none_of_it() -> None:
+    first, second = talk(0, turn(1600, 400)), talk(500, turn(1600, 5, of=1))
+    answers, simulation = run(workload(first, second), kv_tokens=2_048)
+    assert simulation.splits == 1
+    prefiller, decoder = simulation.engines
+    (waits,) = [each for each in answers if each.output_tokens == 5]
+    (long,) = [each for each in answers if each.output_tokens == 400]
+    assert waits.sent_ms + waits.first_token_ms > long.sent_ms + long.total_ms
+    assert decoder.counters.prompt_computed <= 1600 + 16
+    assert prefiller.pool.used == decoder.pool.used == 0
 
 
 @pytest.mark.parametrize("role", ["both", "decode"])

@@ -52,6 +52,41 @@ def test_a_lone_request_takes_prefill_and_then_one_step_for_each_further_token()
     assert event_times(events, EventKind.FINISHED) == {"a": 122.0 + 2 * (2.0 + 10.0 + 1.0)}
 
 
+def test_kv_of_another_engine_is_fetched_once_there_is_room_and_nothing_of_it_is_computed() -> None:
+    """As vLLM does: without room for all its blocks, a request goes on waiting, and its KV stays where it is."""
+    engine = Engine(replace(FAST, num_blocks=20))
+    engine.submit(EngineRequest("first", prompt_tokens=40, output_tokens=20), 0.0)
+    engine.submit(EngineRequest("fetched", 41, 2, chain(41, 1), is_fetched=True), 0.0)
+    events = run_until_idle(engine)
+    ended_ms = event_times(events, EventKind.FINISHED)["first"]
+    assert event_times(events, EventKind.FIRST_TOKEN)["fetched"] == ended_ms + 2.0 + 1 * 0.5
+    assert engine.counters.prompt_computed == 40 + 1
+    assert engine.counters.prompt_external == 40
+    assert engine.pool.match(chain(41, 1), 10) == 10
+
+
+def test_of_fetched_kv_only_what_is_not_cached_is_external() -> None:
+    engine = Engine(FAST)
+    engine.submit(EngineRequest("before", 21, 1, chain(21, 1)), 0.0)
+    run_until_idle(engine)
+    engine.submit(EngineRequest("fetched", 41, 1, chain(41, 1), is_fetched=True), 1000.0)
+    run_until_idle(engine)
+    assert engine.counters.prompt_external == 20
+
+
+def test_fetched_kv_that_a_preemption_took_is_computed() -> None:
+    engine = Engine(replace(FAST, num_blocks=22))
+    engine.submit(EngineRequest("first", 40, 45), 0.0)
+    engine.submit(EngineRequest("fetched", 41, 20, chain(41, 1), is_fetched=True), 0.0)
+    events = run_until_idle(engine)
+    assert engine.counters.preemptions == 1
+    assert engine.counters.prompt_external == 40
+    alone = Engine(FAST)
+    alone.submit(EngineRequest("fetched", 41, 20, chain(41, 1), is_fetched=True), 0.0)
+    quick = event_times(run_until_idle(alone), EventKind.FINISHED)["fetched"]
+    assert event_times(events, EventKind.FINISHED)["fetched"] > quick + 40 * 0.5
+
+
 def test_attention_makes_later_tokens_of_a_prompt_and_longer_requests_slower() -> None:
     engine = Engine(replace(FAST, token_budget=32, prefill_ms_per_1k_before=10.0, decode_ms_per_1k_held=100.0))
     engine.submit(EngineRequest("a", prompt_tokens=40, output_tokens=2), 0.0)

@@ -59,5 +59,6 @@ class Asked(msgspec.Struct, eq=False):
     prefix: tuple[int, ...]
     observed: bool = False
     handed_over: bool = False  # to an engine that only decodes, after its first token
+    pinned: tuple[int, int] | None = None  # its KV waits to be fetched: blocks of it, at the engine of that place
     first_token_ms: float = 0.0
     cached_tokens: int = 0

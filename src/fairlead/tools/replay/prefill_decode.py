@@ -2,6 +2,8 @@
 
 As in the sidecar, a request is held while its prompt is computed, by an engine that gives one token; then it goes to
 the engine that decodes, which fetches what it lacks of the KV over the link, and computes what is less than a block.
+Until it has room for it, the KV stays where it was computed and takes room there, as with vLLM's connectors. Unlike
+there it travels meanwhile, and is kept for as long as that takes.
 """
 
 from __future__ import annotations
@@ -51,12 +53,19 @@ class PrefillDecodeSimulation(Simulation):
     def _first_token(self, now_ms: float, asked: Asked, cached_tokens: int) -> None:
         if id(asked) in self._prefills:
             asked.cached_tokens = cached_tokens
+        elif asked.pinned is not None:
+            (place, blocks), asked.pinned = asked.pinned, None
+            self.engines[place].pool.release(asked.prefix, blocks, 0)
         super()._first_token(now_ms, asked, cached_tokens)
 
     def _finished(self, now_ms: float, asked: Asked) -> None:
         if id(asked) not in self._prefills:
             super()._finished(now_ms, asked)
             return
+        source, prefix = self.engines[asked.endpoint].pool, asked.prefix
+        blocks = source.match(prefix, len(prefix))
+        source.acquire(prefix, blocks, 0)
+        self._prefills[id(asked)][0].pinned = asked.endpoint, blocks
         self.agenda.at(now_ms + self._rtts[asked.endpoint].at(now_ms) / 2, self._prefilled, asked)
 
     def _prefilled(self, now_ms: float, first: Asked) -> None:
@@ -70,8 +79,4 @@ class PrefillDecodeSimulation(Simulation):
         pool = self.engines[asked.endpoint].pool
         held = pool.match(asked.prefix, len(asked.prefix)) * self.workload.block_tokens
         arrives_ms = now_ms + asked.half_rtt_ms + self.world.link.takes_ms(turn.prompt_tokens - held)
-        self.agenda.at(arrives_ms, self._fetched, asked)
-
-    def _fetched(self, now_ms: float, asked: Asked) -> None:
-        self.engines[asked.endpoint].pool.adopt(asked.prefix)
-        self._arrive(now_ms, asked)
+        self.agenda.at(arrives_ms, self._arrive, asked)

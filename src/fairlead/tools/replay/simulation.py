@@ -305,8 +305,10 @@ class Simulation:
         name = str(next(self._numbers))
         self._asked[name] = asked
         try:
-            adapter = asked.in_flight.request.adapter
-            request = EngineRequest(name, prompt_tokens, output_tokens, asked.prefix, adapter=adapter)
+            adapter, is_fetched = asked.in_flight.request.adapter, asked.pinned is not None
+            request = EngineRequest(
+                name, prompt_tokens, output_tokens, asked.prefix, adapter=adapter, is_fetched=is_fetched
+            )
             self._engines.submit(place, request, now_ms)
         except RequestRefusedError:
             del self._asked[name]

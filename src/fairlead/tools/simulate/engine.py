@@ -3,11 +3,12 @@
 Nothing here sleeps, draws at random or reads a clock, so the HTTP server (`simulate.server`) and a trace replay run the
 same model. Modelled after vLLM's V1 scheduler: first come first served, decoding first, prefill in chunks with the rest
 of a step's token budget, preemption by recompute of the request admitted last. A prompt is admitted when all its blocks
-fit, as with vLLM's `scheduler_reserve_full_isl`, and holds them from then on. The engine gets a request after its
-server has processed it, which takes `parameters.request_overhead_ms`. Between two events (an arrival, a finish, a full
-block) all steps of a decoding batch are taken to be equal, so they are made in one jump: what its KV adds to a step,
-and the engine's pace, are those of the jump's start. Requests with `every_token` get an event at each step, and both
-ways give the same times.
+fit, as with vLLM's `scheduler_reserve_full_isl`, and holds them from then on. So is one whose KV another engine has:
+vLLM fetches it once there are blocks for it, and computes nothing of it for want of room. The engine gets a request
+after its server has processed it, which takes `parameters.request_overhead_ms`. Between two events (an arrival, a
+finish, a full block) all steps of a decoding batch are taken to be equal, so they are made in one jump: what its KV
+adds to a step, and the engine's pace, are those of the jump's start. Requests with `every_token` get an event at each
+step, and both ways give the same times.
 
     now_ms = 0.0
     engine.submit(EngineRequest("a", prompt_tokens=1000, output_tokens=50), now_ms)
@@ -319,7 +320,9 @@ class Engine:
     def _name_full_blocks(self, entry: _Running, computed_tokens: int) -> None:
         if not entry.request.block_hashes:
             return
-        full = min(computed_tokens // self.parameters.block_size, len(entry.request.block_hashes))
+        self._name_blocks(entry, min(computed_tokens // self.parameters.block_size, len(entry.request.block_hashes)))
+
+    def _name_blocks(self, entry: _Running, full: int) -> None:
         if full > entry.named_blocks:
             self.pool.store(entry.request.block_hashes, entry.named_blocks, full)
             entry.named_blocks = full
@@ -382,6 +385,10 @@ class Engine:
         self._admissions += 1
         entry.order = self._admissions
         entry.blocks, entry.named_blocks = blocks, matched
+        if request.is_fetched and entry.cached_tokens < 0:
+            local, matched = matched, min((tokens - 1) // block_size, len(request.block_hashes))
+            self._name_blocks(entry, matched)
+            self.counters.prompt_external += (matched - local) * block_size
         entry.uncomputed = tokens - matched * block_size
         if entry.cached_tokens < 0:
             entry.admitted_ms = entry.first_token_ms = now_ms

@@ -25,6 +25,7 @@ class EngineRequest:
     block_hashes: Sequence[int] = ()
     every_token: bool = False
     adapter: str = ""  # none: the base model
+    is_fetched: bool = False  # its named blocks come from another engine, once there is room for them
 
 
 class EventKind(Enum):
