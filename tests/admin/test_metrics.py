@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import math
+from random import Random
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead.admin.metrics import FairleadCollector, render
 from fairlead.api.refusals import no_endpoint
+from fairlead.core.endpoint import Role
 from fairlead.core.histogram import Histogram
+from fairlead.core.ledger import Ticket
+from fairlead.core.pool import Pool
+from fairlead.core.reported import EngineIdentity
+from fairlead.core.router import Router
 from fairlead.edge.statistics import EdgeStatistics
 from fairlead.extproc.recorder import MOST_SERIES, Recorder
-from tests.extproc.world import Conversation, chat, request_body, request_headers, response_headers, response_trailers
+from fairlead.policies import build_policy
+from tests.core.world import make_endpoint
+from tests.extproc.world import (
+    Conversation,
+    chat,
+    request_body,
+    request_headers,
+    response_headers,
+    response_trailers,
+    services_around,
+)
 
 
 def families(conversation: Conversation) -> dict[str, object]:
@@ -98,6 +115,16 @@ def test_a_request_is_counted_by_route_model_endpoint_and_code() -> None:
     collector = FairleadCollector(conversation.services)
     line = 'fairlead_requests_total{code="503",endpoint="10.0.0.3:1",model="large",route="large"} 1.0'
     assert line in render(collector).decode().splitlines()
+
+
+@pytest.mark.parametrize("role", ["decode", "both"])
+def test_in_a_pool_with_roles_requests_that_another_computes_for_are_told_from_those_that_are_there(role: Role) -> None:
+    spec: dict[str, Any] = {"kv_connector": "nixl", "identity": EngineIdentity("0.32.0")}
+    endpoints = [make_endpoint("10.0.0.1:1", "m", **spec), make_endpoint("10.0.0.2:1", "m", role=role, **spec)]
+    router = Router(Pool(endpoints, {}), build_policy("fairlead", {}), fallbacks=0, rng=Random(0))
+    Ticket(endpoints[1], 100, 0, awaits_other=True)
+    page = render(FairleadCollector(services_around(router))).decode()
+    assert ('fairlead_awaited_requests{endpoint="10.0.0.2:1"} 1.0' in page) == (role == "decode")
 
 
 def test_what_clients_invent_makes_no_new_series() -> None:

@@ -177,6 +177,17 @@ def test_load_of_other_sidecars_counts(admin: AdminPort, browser: Browser) -> No
     assert "40 ms" in browser.text("#endpoints tr:first-child td[data-label='Waiting prefill']")
 
 
+def test_those_whose_prompt_is_computed_elsewhere_are_told_from_those_that_are_there(
+    admin: AdminPort, browser: Browser
+) -> None:
+    endpoint = admin.services.router.pool.by_address["10.0.0.1:1"]
+    admin.do(lambda: endpoint.peers_reported(Load(inflight_requests=6, decoding_requests=1, awaited_requests=3), 0.0))
+    browser.open(admin.url)
+    load = browser.find("#endpoints tr:first-child td[data-label='In flight']")
+    assert load.text.splitlines() == ["6", "1 decoding, 3 to come"]
+    assert "2 in prefill, 3 whose prompt another endpoint still computes" in str(load.get_attribute("title"))
+
+
 def test_a_session_is_found(admin: AdminPort, browser: Browser) -> None:
     admin.decide("small", x_session_id="a/b c")
     browser.open(admin.url)

@@ -23,6 +23,11 @@ def metrics(pool: Pool, observers: Observers) -> Iterator[Metric]:
 
 def _load(pool: Pool) -> Iterator[Metric]:
     inflight = GaugeMetricFamily("fairlead_inflight_requests", "Requests sent and not ended", labels=("endpoint",))
+    awaited = GaugeMetricFamily(
+        "fairlead_awaited_requests",
+        "Of those in flight, requests whose prompt another endpoint still computes",
+        labels=("endpoint",),
+    )
     pending = GaugeMetricFamily(
         "fairlead_pending_prefill_tokens", "Prompt tokens sent and still to be prefilled", labels=("endpoint",)
     )
@@ -34,11 +39,13 @@ def _load(pool: Pool) -> Iterator[Metric]:
     rtt = GaugeMetricFamily("fairlead_rtt_seconds", "Network round trip, smoothed", labels=("endpoint",))
     for endpoint in pool.endpoints:
         inflight.add_metric((endpoint.address,), endpoint.own.inflight_requests)
+        if pool.prefilling:
+            awaited.add_metric((endpoint.address,), endpoint.own.awaited_requests)
         pending.add_metric((endpoint.address,), endpoint.own.pending_prefill_tokens)
         if not endpoint.health.withheld & _ON_THE_WAY_OUT:
             up.add_metric((endpoint.address,), float(endpoint.health.healthy))
         rtt.add_metric((endpoint.address,), endpoint.rtt_ms / 1e3)
-    yield from (inflight, pending, up, rtt)
+    yield from (inflight, awaited, pending, up, rtt)
 
 
 def _changes(pool: Pool) -> Iterator[Metric]:

@@ -155,11 +155,13 @@ def _endpoint(services: Services, e: Endpoint, sessions: int, ended: Counter[str
         "rtt_ms": e.rtt_ms or None,  # a measured one is never 0
         "inflight_requests": e.own.inflight_requests,
         "decoding_requests": e.own.decoding_requests,
+        "awaited_requests": e.own.awaited_requests,  # another endpoint still computes their prompts
         "inflight_prompt_tokens": e.own.inflight_prompt_tokens,
         "pending_prefill_tokens": e.own.pending_prefill_tokens,
         "peers": {  # sent by the sidecars that share a store with this one
             "inflight_requests": e.peers.inflight_requests,
             "decoding_requests": e.peers.decoding_requests,
+            "awaited_requests": e.peers.awaited_requests,
             "inflight_prompt_tokens": e.peers.inflight_prompt_tokens,
             "pending_prefill_tokens": e.peers.pending_prefill_tokens,
         },

@@ -174,12 +174,14 @@ function health(cell, e) {
 function load(cell, e, scale) {
   const requests = inflight(e);
   const decoding = e.decoding_requests + e.peers.decoding_requests;
-  const parts = `${plural(decoding, "request")} decoding, ${count(requests - decoding)} in prefill`;
+  const awaited = e.awaited_requests + e.peers.awaited_requests;
+  const elsewhere = awaited ? `, ${count(awaited)} whose prompt another endpoint still computes` : "";
+  const parts = `${plural(decoding, "request")} decoding, ${count(requests - decoding - awaited)} in prefill${elsewhere}`;
   const peers = e.peers.inflight_requests ? `; ${count(e.peers.inflight_requests)} of them by other sidecars` : "";
   fill(cell, `${parts}${peers}; ${count(e.inflight_prompt_tokens + e.peers.inflight_prompt_tokens)} prompt tokens`,
     element("span", "", count(requests)),
-    bar(scale.requests, ["decode", decoding], ["prefill", requests - decoding]),
-    small(requests ? `${count(decoding)} decoding` : ""));
+    bar(scale.requests, ["decode", decoding], ["prefill", requests - decoding - awaited], ["queue", awaited]),
+    small(requests ? `${count(decoding)} decoding${awaited ? `, ${count(awaited)} to come` : ""}` : ""));
 }
 
 function waiting(cell, e, scale) {
