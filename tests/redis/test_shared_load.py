@@ -45,6 +45,27 @@ async def test_each_sidecar_sees_the_others_load_within_a_tenth_of_a_second(join
     assert sorted(messages)[len(messages) // 2] == 1  # signs of life come between
 
 
+async def test_others_know_whose_prompts_another_endpoint_still_computes(join: Join) -> None:
+    first, second = await join(), await join()
+    Ticket(first.endpoints["a:1"], 100, 0, awaits_other=True)
+    await until(lambda: second.load_of_others("a:1") == Load(1, 100, awaited_requests=1), "the load is seen")
+
+
+def test_older_and_newer_sidecars_read_each_others_loads() -> None:
+    """An array on the wire: what one of them does not know is left out, or nothing."""
+
+    class Older(msgspec.Struct, array_like=True, frozen=True):
+        requests: int
+        prompt_tokens: int
+        pending_tokens: int
+        decoding: int
+        attended: int
+
+    encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode
+    assert decode(encode(Older(1, 100, 40, 0, 7)), type=Load) == Load(1, 100, 40, 0, 7)
+    assert decode(encode(Load(1, 100, 40, 0, 7, 1)), type=Older) == Older(1, 100, 40, 0, 7)
+
+
 async def test_a_sidecar_does_not_count_its_own_load_twice(join: Join) -> None:
     first, second = await join(), await join()
     take(first, "a:1")
