@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.core.candidates import candidates
-from fairlead.core.division import Division, divisions
+from fairlead.core.division import QUICKEST, Division, divisions
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.in_flight import InFlight
 from fairlead.core.prefill_decode import PrefillChoice, alone, prefilling_by_model
@@ -69,6 +69,50 @@ def test_a_crowd_at_an_engine_keeps_no_prompts_away_where_dividing_does_not_pay(
     division.look(0.0)
     alike, crowded = alone(option, endpoint, 0.0, division, 5.0), alone(option, endpoint, 0.0)
     assert crowded.stall_ms - alike.stall_ms == pytest.approx(0.1 * LONG * (40 - 40 / 3))
+
+
+def large(**spec: Any) -> World:
+    """Ten engines that compute prompts most of the time, with few answers, and two that only decode, with many."""
+    world = World()
+    same: dict[str, Any] = {"kv_connector": "nixl", "identity": EngineIdentity("0.32.0"), "transfer_ms_per_token": 0.01}
+    for number in range(12):
+        endpoint = world.endpoint(f"10.0.1.{number}:1", role="both" if number else "decode", **same, **spec)
+        crowd = 10 if number >= 2 else 40
+        carries(endpoint, inflight_requests=crowd, decoding_requests=crowd)
+        if number >= 2:
+            computes(endpoint, 0.85)
+    return world
+
+
+def test_those_that_decode_undisturbed_are_considered_however_many_answers_they_have() -> None:
+    """By requests in flight they come last. An answer takes a fifth of the time there."""
+    ways = choice(large())
+    assert ways.is_split
+    assert ways.split.decoder in ("10.0.1.0:1", "10.0.1.1:1")
+    assert ways.split.prefiller not in ("10.0.1.0:1", "10.0.1.1:1")
+
+
+def test_a_decision_shows_who_was_chosen_though_its_policy_ranked_many_before_it() -> None:
+    world = large()
+    asked = msgspec.structs.replace(request(tokens=LONG), may_split=True, prefix=(1, 2, 3, 4))
+    in_flight = world.router.admit(asked, now_s=120.0)
+    assert isinstance(in_flight, InFlight)
+    decision = in_flight.decision
+    assert decision.best[0].candidate.address == decision.addresses[0] == choice(large()).split.decoder
+    assert len({ranked.candidate.address for ranked in decision.best}) == len(decision.best)
+    terms = decision.terms(decision.best[0])
+    assert terms is not None
+    assert terms.total_ms() == pytest.approx(decision.best[0].score)
+
+
+def test_the_quickest_are_few_and_healthy() -> None:
+    world = large()
+    division = next(iter(world.router.pool.divisions.values()))
+    at(world, "10.0.1.0:1").health.withhold("draining")
+    division.look(120.0)
+    assert len(division.quickest) == QUICKEST
+    assert division.quickest[0] is at(world, "10.0.1.1:1")
+    assert at(world, "10.0.1.0:1") not in division.quickest
 
 
 def test_engines_that_do_one_half_each_have_nothing_to_divide() -> None:

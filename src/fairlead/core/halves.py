@@ -74,22 +74,22 @@ class Halves(Placement, Advice):
         self.forget_restarted(able)
         alike = [e for e in options.endpoints if e.model == first.model and not (must and e.spec.answers_alone)]
         whole = dict.fromkeys([e.address for e in alike], request.tokens)
-        decoders, _ = self.rank(
-            options._replace(endpoints=alike, cached_tokens=whole, needs=NO_NEEDS, cached_blocks=None)
-        )
-        split = self._cheapest_split(decoders, able, request, cached_tokens, now_s)
-        if split is None:
-            return None, ranking
-        ones = [first] if must else self._alone(ranking)
+        decoding = options._replace(endpoints=alike, cached_tokens=whole, needs=NO_NEEDS, cached_blocks=None)
+        decoders, _ = self.rank(decoding)
         division = self.pool.divisions.get(first.model)
         if division is not None:
             division.look(now_s)
+        compared = self._decoding(decoding, decoders, division)
+        split = self._cheapest_split(compared, able, request, cached_tokens, now_s)
+        if split is None:
+            return None, ranking
+        ones = [first] if must else self._alone(ranking)
         single = min([self._by_itself(each, division, now_s) for each in ones], key=Hops.total_ms)
         cached = min(cached_tokens.get(split.prefiller, 0), request.tokens)
         choice = PrefillChoice(single, split, cached, blocks.get(split.prefiller, 0), must_split=must)
         if not choice.is_split:
             return choice, _led_by(single.decoder, ranking)
-        decoders = _led_by(split.decoder, decoders)
+        decoders = _led_by(split.decoder, decoders, compared)
         paired = not self.pool.by_address[split.decoder].spec.answers_alone
         able_alone = [e for e in options.endpoints if paired and e.model == first.model and e.spec.answers_alone]
         if able_alone:
@@ -98,9 +98,22 @@ class Halves(Placement, Advice):
             choice = msgspec.structs.replace(choice, else_alone=True)
         return choice, decoders
 
+    def _decoding(self, options: Options, decoders: Ranking, division: Division | None) -> Sequence[Ranked]:
+        """Whose ways are compared, of `decoders`, who are `options`. A policy does not know which engines decode
+        undisturbed by prompts: where engines divide the work these have the most requests, so it ranks them last.
+        """
+        among = self._among(decoders)
+        if division is None or not is_priced(self.policy):
+            return among
+        known = {ranked.candidate.address for ranked in among}
+        others = [e for e in division.quickest if e.address not in known and e in options.endpoints]
+        if not others:
+            return among
+        return [*among, *self.rank(options._replace(table=None, endpoints=others))[0].order]
+
     def _cheapest_split(
         self,
-        decoders: Ranking,
+        decoders: Sequence[Ranked],
         able: Sequence[Endpoint],
         request: RequestFacts,
         cached_tokens: Mapping[str, int],
@@ -108,7 +121,7 @@ class Halves(Placement, Advice):
     ) -> Hops | None:
         best: Hops | None = None
         among = offers(able, request.tokens, cached_tokens)
-        for ranked in self._among(decoders):
+        for ranked in decoders:
             at = ranked.candidate
             decoder = self.pool.by_address[at.address]
             lacking = request.tokens - min(cached_tokens.get(at.address, 0), request.tokens)
@@ -132,9 +145,12 @@ class Halves(Placement, Advice):
         return ranking.order[: _COMPARED if is_priced(self.policy) else 1]
 
 
-def _led_by(address: str, ranking: Ranking) -> Ranking:
-    """Only what a policy by cost ranked has another first one."""
+def _led_by(address: str, ranking: Ranking, others: Sequence[Ranked] = ()) -> Ranking:
+    """Only what a policy by cost ranked has another first one, which may be of `others`."""
     if ranking.order[0].candidate.address == address:
         return ranking
-    order = sorted(ranking.order, key=lambda ranked: ranked.candidate.address != address)
+    order = ranking.order
+    if all(ranked.candidate.address != address for ranked in order):
+        order = [*order, *[ranked for ranked in others if ranked.candidate.address == address]]
+    order = sorted(order, key=lambda ranked: ranked.candidate.address != address)
     return Ranking(order, "affinity" if order[0].candidate.is_affine else "cost")

@@ -246,6 +246,8 @@ class Router(Halves):
             prefill, ranking = self.prefill(options, ranking, known.blocks, subset, now_s)
             at = ranking.order[0].candidate.address
             best = tuple(sorted(best, key=lambda ranked: ranked.candidate.address != at))
+            if best and best[0].candidate.address != at:  # who decodes was not among the first of the policy
+                best = (ranking.order[0], *best[:-1])
             return _Way(ranking, best, min(known.tokens.get(at, 0), request.tokens), None, prefill)
         return _Way(ranking, best, first.cached_tokens, migration)
 
