@@ -76,6 +76,28 @@ def test_a_few_slow_answers_say_little_of_one_engine(pool: Pool) -> None:
     assert pool.by_address["b:1"].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.2)
 
 
+def test_a_few_short_prompts_that_waited_do_not_say_what_prefill_takes_where_most_answers_only_decode(
+    pool: Pool,
+) -> None:
+    """Other engines compute the prompts. In half a minute answers that only decode have outlived what showed prefill,
+    and short prompts behind others, which waited for room as well, are all that is left of it.
+    """
+    learner = learn(pool, *[seen()] * 24)
+    elsewhere = seen(address="b:1", direct=False)
+    waited = seen(address="b:1", prompt_tokens=257, estimated_tokens=257, queued_tokens=300, first_token_ms=1200.0)
+    for batch in range(1, 4):
+        answers = [*[elsewhere] * 60, *[msgspec.structs.replace(waited, decode_ms=None)] * 9, *[elsewhere] * 20]
+        for number, each in enumerate(answers):
+            learner.observe(msgspec.structs.replace(each, ended_s=100.0 * batch + 0.5 * number), pool)
+        learner.settle(pool)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.2, rel=0.2)
+    assert pool.endpoints[1].speed.decode_ms_per_token == pytest.approx(10.0, rel=0.1)
+    for number in range(24):  # and it is learned again from prompts that show it
+        learner.observe(seen(first_token_ms=410.0, ended_s=1000.0 + number), pool)
+    learner.settle(pool)
+    assert pool.endpoints[0].speed.prefill_ms_per_token == pytest.approx(0.4, rel=0.2)
+
+
 def test_prompts_that_are_computed_together_do_not_make_prefill_look_slow(pool: Pool) -> None:
     """An engine computes in one step what fits into it: each of four prompts waits for all four, the first too."""
     rng = Random(5)

@@ -128,6 +128,7 @@ class Fit(NamedTuple):
     line: Line
     prefill_error: float
     decode_error: float
+    prefill_weight: float = 0.0  # of the samples in which prompts were computed
 
 
 def weight(work: Work, line: Line) -> float:
@@ -156,7 +157,8 @@ def fit(samples: Sequence[Work], recency: Sequence[float], before: Line) -> Fit:
     line, weights, scale_ms, spread = _robust(columns, samples, recency, before)
     prefill, decode = _information(columns, weights, scale_ms, line)
     long = any(each.own_tokens >= LEAST_PREFILL_TOKENS for each in samples)
-    return Fit(line, _error(spread, prefill) if long else math.inf, _error(spread, decode))
+    prefill_weight = sum(w for w, tokens in zip(weights, columns[_TOKENS], strict=True) if tokens > 0)
+    return Fit(line, _error(spread, prefill) if long else math.inf, _error(spread, decode), prefill_weight)
 
 
 def growth_of(samples: Sequence[Work], recency: Sequence[float], before: Line) -> Estimate:

@@ -19,7 +19,7 @@ from fairlead.core.speed_changes import SpeedChanges
 
 MOST_ERROR: Final = 0.2  # relative, of a constant that takes the place of one that was learned
 MOST_FIRST_ERROR: Final = 0.5  # in place of a configured one: engines differ by factors of ten
-LEAST_PREFILL_WEIGHT: Final = 2.0  # of an engine's samples, to compare its prefill speed with its model's
+LEAST_PREFILL_WEIGHT: Final = 2.0  # of samples, to change what is known of a model's prefill, or of an engine's
 MOST_WORKS: Final = 192  # of a model that count in a fit
 _MOST_UNSETTLED: Final = 1024
 _HALF_LIFE: Final = 48.0  # undisturbed samples of a model
@@ -171,9 +171,14 @@ class ModelTimes:
         self._line = slower.line(self._line)._replace(fixed_ms=self._line.fixed_ms * slower.prefill)
 
     def _take(self, found: Fit, prompts: int, answers: int) -> None:
-        """A constant that was known, and that these samples do not determine well, stays as it was."""
+        """A constant that was known, and that these samples do not determine well, stays as it was.
+
+        The error of the fit is that of all samples. Where engines answer whose prompts others compute, most are of
+        decoding alone, and fit well: a few short prompts that waited for something else would say what prefill takes.
+        """
         line, now = found.line, self._line
-        if prompts >= LEAST_SAMPLES and found.prefill_error <= (MOST_ERROR if self.knows_prefill else MOST_FIRST_ERROR):
+        most_error, least = (MOST_ERROR, LEAST_PREFILL_WEIGHT) if self.knows_prefill else (MOST_FIRST_ERROR, 0.0)
+        if prompts >= LEAST_SAMPLES and found.prefill_error <= most_error and found.prefill_weight >= least:
             now = now._replace(fixed_ms=line.fixed_ms, prefill_ms=line.prefill_ms, growth=line.growth)
             self.knows_prefill = True
         if answers >= LEAST_SAMPLES and found.decode_error <= (MOST_ERROR if self.knows_decode else MOST_FIRST_ERROR):
