@@ -128,7 +128,7 @@ class Fit(NamedTuple):
     line: Line
     prefill_error: float
     decode_error: float
-    prefill_weight: float = 0.0  # of the samples in which prompts were computed
+    prefill_weight: float  # of the samples in which prompts were computed
 
 
 def weight(work: Work, line: Line) -> float:

@@ -26,7 +26,7 @@ from typing import Final
 from fairlead.core.endpoint import Endpoint
 
 MOST_BUSY: Final = 0.9  # what is busier would seem to decode never
-QUICKEST: Final = 4
+QUICKEST: Final = 4  # as many as of the policy's ranking are compared
 _KEPT_S: Final = 0.05  # means over a large pool, which change slowly
 
 
