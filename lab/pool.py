@@ -19,7 +19,7 @@ from fairlead.tools.demo.front import Front
 from fairlead.tools.demo.learning import TASK, Learnt
 from lab import words
 from lab.engines import LabEngine, LabEngines
-from lab.servers import MODELS, TOPIC
+from lab.servers import A_CONNECTION_EACH, MODELS, TOPIC
 
 CAPABILITY: Final = MODELS / f"{TASK}.json"  # as `make ttca` fitted it
 START_MS_PER_TOKEN: Final = 0.1  # before anything was measured
@@ -53,7 +53,8 @@ async def running_front(
 
 async def forget_prompts(engines: LabEngines) -> None:
     """Empty every prefix cache. A vLLM may refuse for a step or two after its last answer."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client, asyncio.timeout(_FORGET_WITHIN_S):
+    patient = httpx.AsyncClient(trust_env=False, timeout=60, limits=A_CONNECTION_EACH)
+    async with patient as client, asyncio.timeout(_FORGET_WITHIN_S):
         for engine in engines.running:
             while not await _has_forgotten(client, engine):
                 pass  # each try is a step of the engine

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import httpx
+
 from fairlead.tools.demo.traffic import ROUTE
 from lab import environment
 
@@ -17,6 +19,9 @@ BLOCK_TOKENS: Final = 32  # of vLLM, the smallest that it accepts on CPU: the la
 PAGE_TOKENS: Final = 16  # of SGLang
 CAPACITY_TOKENS: Final = 20_000  # of SGLang's cache, which on a CPU takes more memory than there is unless it is told
 TOPIC: Final = "kv-events"
+# Of a client that asks a server again and again: a connection that was idle for five seconds is closed by the server,
+# even if it was the server that was too busy to read the next request.
+A_CONNECTION_EACH: Final = httpx.Limits(max_keepalive_connections=0)
 
 
 @dataclass(frozen=True, slots=True)

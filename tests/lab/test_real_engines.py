@@ -29,7 +29,7 @@ from fairlead.tools.demo.traffic import ROUTE
 from lab import words
 from lab.engines import LabEngine, LabEngines
 from lab.pool import body_of, forget_prompts, known, running_front
-from lab.servers import BLOCK_TOKENS, MAX_MODEL_LEN, TOPIC, Extra
+from lab.servers import A_CONNECTION_EACH, BLOCK_TOKENS, MAX_MODEL_LEN, TOPIC, Extra
 from tests.lab.adapters import RANK, write_adapter
 from tests.lab.under_load import ASKERS, answers_around_a_kill
 
@@ -186,7 +186,8 @@ async def test_the_blocks_that_a_real_engine_stores_and_clears_are_followed(lab:
     feed = KvEventFeed(source, precise, PrefixIndex(), time.monotonic)
     following = asyncio.create_task(follow([feed]))
     try:
-        async with httpx.AsyncClient(trust_env=False, base_url=f"http://{engine.address}") as client:
+        base_url = f"http://{engine.address}"
+        async with httpx.AsyncClient(trust_env=False, base_url=base_url, limits=A_CONNECTION_EACH) as client:
             rng = Random(5)
 
             async def hears() -> bool:  # what a publisher says before a subscription has reached it, nobody hears

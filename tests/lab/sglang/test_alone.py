@@ -27,7 +27,7 @@ from fairlead.tools.simulate.server import EngineOptions, RunningEngine, running
 from lab import words
 from lab.engines import LabEngine, LabEngines
 from lab.pool import START_MS_PER_TOKEN, body_of, forget_prompts
-from lab.servers import CAPACITY_TOKENS, MAX_MODEL_LEN, PAGE_TOKENS
+from lab.servers import A_CONNECTION_EACH, CAPACITY_TOKENS, MAX_MODEL_LEN, PAGE_TOKENS
 from tests.lab.sglang import MODEL, MOST_QUEUED, WITHIN_S
 
 CHAT = "/v1/chat/completions"
@@ -76,11 +76,14 @@ async def world(servers: LabEngines) -> AsyncIterator[World]:
             events = real.kv_events()
             assert events is not None
             learnt = Learnt(None, {MODEL: START_MS_PER_TOKEN}, {})
+            past_the_sidecar = httpx.AsyncClient(
+                base_url=f"http://{real.address}", trust_env=False, timeout=WITHIN_S, limits=A_CONNECTION_EACH
+            )
             async with (
                 Front([real, simulated], learnt, "fairlead", folder, {real.address: events}) as front,
                 httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=WITHIN_S) as client,
                 httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=WITHIN_S) as admin,
-                httpx.AsyncClient(base_url=f"http://{real.address}", trust_env=False, timeout=WITHIN_S) as direct,
+                past_the_sidecar as direct,
             ):
                 yield World(servers, real, spare, front, client, admin, direct)
 
