@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from fairlead.core.stalls import STALL_S
 from fairlead.tools.simulate.parameters import EngineParameters
 from fairlead.tools.simulate.server import EngineOptions
 from tests.stack.conftest import Stack, Start, engine
@@ -54,7 +55,9 @@ async def test_prefill_and_decode_times_are_learned_from_streams(stack: Start) -
     slowest_ms, least_tokens = max(took_ms for took_ms, _ in asked), min(tokens for _, tokens in asked)
     assert 0.5 / TIME_SCALE * 0.8 < prefill_ms < slowest_ms / least_tokens
     assert 10 / TIME_SCALE * 0.8 < decode_ms < slowest_ms / OUTPUT_TOKENS
-    assert await pool.metric("fairlead_time_to_first_token_seconds_count", model="small") == len(asked)
+    # Of an answer during which the sidecar had no CPU for so long, nothing is learned.
+    observed = await pool.metric("fairlead_time_to_first_token_seconds_count", model="small")
+    assert sum(took_ms < 1e3 * STALL_S for took_ms, _ in asked) <= observed <= len(asked)
     ratio = await pool.metric("fairlead_learned_tokens_ratio", model="small", kind="prose")
     assert 0.5 < ratio < 2
 
