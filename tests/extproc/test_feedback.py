@@ -89,6 +89,7 @@ def test_an_answer_over_which_the_sidecar_was_suspended_teaches_nothing(looked_s
         services.stalls.look(60.0)
     observed_over(clock, talk, 60.25)
     assert services.recorder.observations == 0
+    assert services.recorder.unlearned == {"cut": 0, "stalled": 1}
     assert services.learner.engines == {}
     assert [outcome.first_token_ms for _, outcome in heard.outcomes] == [None]
 
@@ -100,6 +101,16 @@ def test_an_answer_over_which_its_engine_was_away_teaches_nothing() -> None:
         endpoint.probed(True, 60.0, 1)
     observed_over(clock, talk, 60.25)
     assert talk.services.recorder.observations == 0
+    assert talk.services.recorder.unlearned == {"cut": 0, "stalled": 1}
+
+
+def test_an_observed_answer_whose_client_left_is_counted_as_cut() -> None:
+    talk, _, _ = conversation(messages_per_second=100.0)
+    talk.say(request_headers(), request_body(chat()), streamed_headers())
+    talk.say(response_body(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'))
+    talk.stream.close()
+    assert talk.services.recorder.observations == 0
+    assert talk.services.recorder.unlearned == {"cut": 1, "stalled": 0}
 
 
 def test_what_a_stream_says_before_the_engine_has_computed_anything_is_no_first_token() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from fairlead.admin.families import histogram
@@ -21,6 +21,16 @@ def metrics(services: Services) -> Iterator[Metric]:
         ("model",),
         [((model,), seen) for model, seen in services.recorder.first_token_seconds.items()],
     )
+    answers = CounterMetricFamily(
+        "fairlead_observed_answers",
+        "Answers that were observed: learned from, cut before their end, or stalled while this process or the engine "
+        "stood still",
+        labels=("result",),
+    )
+    answers.add_metric(("learned",), services.recorder.observations)
+    for result, count in services.recorder.unlearned.items():
+        answers.add_metric((result,), count)
+    yield answers
     yield from _speeds(services.learner, services.router.pool, services.clock_s())
     yield from _tokens(services.learner)
     others = services.router.others

@@ -29,6 +29,7 @@ from fairlead.extproc.observed import ObservedAnswer
 from fairlead.extproc.pb.ext_proc_pb2 import BUFFERED, FULL_DUPLEX_STREAMED, BodySendMode, ProcessingRequest
 from fairlead.extproc.phases import RequestPhase, ResponsePhase
 from fairlead.extproc.pick import Pick
+from fairlead.extproc.recorder import Unlearned
 from fairlead.extproc.services import Services
 
 Replies = Iterable[replies.Reply]
@@ -216,9 +217,10 @@ class Exchange:
         """That brought tokens, as far as they were seen."""
         return self.seen_events if self.observed is None else self.observed.events
 
-    def stop_observing(self) -> None:
+    def stop_observing(self, why: Unlearned = "cut") -> None:
         """What was seen of the answer so far says nothing of the engine."""
         if self.observed is not None:
+            self.services.recorder.unlearned[why] += 1
             self.observed.cut()
             self.seen_events = self.observed.events
             self.observed = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection
-from typing import Final
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -31,6 +31,7 @@ _LEAST_ERROR: Final = 400
 
 DECISION_SECONDS: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
 COST_MILLISECONDS: Final = (1.0, 5.0, 20.0, 100.0, 500.0, 2000.0, 10_000.0, 60_000.0)
+Unlearned = Literal["cut", "stalled"]  # why nothing was learned from an answer that was observed
 COST_TERMS: Final = ("rtt", "fixed", "prefill", "queue", "decode", "adapter", "total")
 
 
@@ -115,6 +116,7 @@ class Recorder:
         self.cost_ms = {term: Histogram(COST_MILLISECONDS) for term in COST_TERMS}
         self.first_token_seconds: dict[str, Histogram] = {}  # by model, of observed answers
         self.observations = 0
+        self.unlearned: dict[Unlearned, int] = dict.fromkeys(get_args(Unlearned), 0)
         self.reloads_refused = 0
         self.stream_failures = 0
         self.last_stream_failure = ""

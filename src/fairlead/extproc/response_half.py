@@ -158,7 +158,7 @@ def _observe(exchange: Exchange, observed: ObservedAnswer, part: bytes, *, has_e
     try:
         observed.part(part, now_s)
         if has_ended and _stood_still(exchange, now_s):
-            exchange.stop_observing()
+            exchange.stop_observing("stalled")
         elif has_ended:
             exchange.observed, exchange.seen_events = None, observed.events
             exchange.seen = seen = observed.ended(now_s)
