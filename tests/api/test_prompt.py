@@ -126,12 +126,40 @@ def test_the_output_limit_is_read_where_it_makes_sense(path: str, body: dict[str
         ("/v1/completions", {"prompt": [[1, 2], [3]]}, 2),
         ("/v1/completions", {"prompt": []}, 1),
         ("/generate", {"text": ["one", "two"], "sampling_params": {"n": 3}}, 6),
-        ("/generate", {"input_ids": [[1], [2]], "sampling_params": [{"n": 3}]}, 2),
+        ("/generate", {"input_ids": [[1], [2]], "sampling_params": [{"n": 3}]}, 6),
+        ("/generate", {"text": "one", "sampling_params": [{"n": 3, "max_new_tokens": 1}]}, 3),
+        ("/generate", {"text": "one", "sampling_params": {"beam_width": 4}}, 4),
+        ("/generate", {"text": "one", "sampling_params": [{}] * 5000}, MOST_ANSWERS),
+        ("/generate", {"text": "one", "sampling_params": []}, 1),
         ("/v1/responses", {"input": "needle", "text": {"format": {"type": "text"}}}, 1),
     ],
 )
 def test_the_answers_that_a_body_asks_for_are_counted(path: str, body: dict[str, Any], answers: int) -> None:
     assert read(path, **body).answers == answers
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [
+        ('"128"', 128), ("128.0", 128), ('"128.0"', 128), ('" 1_28 "', 128), ('"+128"', 128), ("1.28e2", 128),
+        (r'"\u00312\u0038"', 128), ('"0128"', 128), ("null", 1), ("true", 1), ("[128]", 1), ('"nan"', 1),
+        ("128." + 99 * "0", MOST_ANSWERS), ("1" + 99 * "0", MOST_ANSWERS), ('"' + 99 * " " + '128"', MOST_ANSWERS),
+    ],
+)  # fmt: skip
+def test_a_number_of_answers_is_read_in_every_form_that_engines_take(written: str, number: int) -> None:
+    """As pydantic does in its lax mode; what is too long to be read may be any number."""
+    body = b'{"model":"m","messages":[],"max_tokens":%b,"n":%b}' % (written.encode(), written.encode())
+    prompt = parse(body, "/v1/chat/completions")
+    assert isinstance(prompt, Prompt)
+    assert prompt.answers == number
+    assert prompt.max_output_tokens == (128 if number == 128 else None)
+
+
+@pytest.mark.parametrize("written", ["1", "1.0", '"true"', '"True"', '"yes"', '"on"', '"T"'])
+def test_a_stream_is_asked_for_in_every_form_that_engines_take(written: str) -> None:
+    prompt = parse(b'{"model":"m","messages":[],"stream":%b}' % written.encode(), "/v1/chat/completions")
+    assert isinstance(prompt, Prompt)
+    assert prompt.streams
 
 
 def test_an_error_names_the_parameter() -> None:
@@ -249,3 +277,30 @@ def test_a_turn_goes_on_from_the_last_one_wherever_anthropics_cache_marks_stand(
 
     assert text_of("one", "two", marked=1).startswith(text_of("one", marked=0))
     assert text_of("one", "two", marked=1) == text_of("one", "two", marked=-1)
+
+
+def think(**message: Any) -> Prompt:
+    messages = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "so", **message}]
+    return read("/v1/chat/completions", messages=[*messages, {"role": "user", "content": "on"}])
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_that_comes_back_is_of_the_prompt(name: str) -> None:
+    """Templates write it before the content: an engine has no prefix cached that has another one."""
+    prompt = think(**{name: "because"})
+    assert prompt.text == b'"user"\x1f"go"\x1f"assistant"\x1f"because"\x1f"so"\x1f"user"\x1f"on"'
+    assert prompt.reply is not None
+    assert prompt.text[: prompt.reply[0]] == b'"user"\x1f"go"'
+    assert prompt.text[prompt.reply[0] : prompt.reply[1]] == b'\x1f"assistant"\x1f"because"\x1f"so"'
+    assert prompt.user_text == b'"on"'
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_reasoning_that_is_empty_is_as_if_it_were_not_there(nothing: str | None) -> None:
+    assert think(reasoning_content=nothing, reasoning=nothing).text == think().text
+
+
+def test_reasoning_is_of_a_prompt_with_images_too() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    text = think(reasoning_content="because", content=[{"type": "text", "text": "so"}, image]).text
+    assert b'"assistant"\x1f"because"\x1f"text"\x1f"so"' in text

@@ -156,6 +156,11 @@ def asked(more: str, tenant: bytes = b"") -> RequestFacts:
         '"echo":true,"logprobs":1',
         '"logprob_start_len":0',
         '"sampling_params":{"prompt_logprobs":1}',
+        '"sampling_params":{"skip_reading_prefix_cache":true}',
+        '"echo":1,"logprobs":1',
+        '"echo":"yes","logprobs":1',
+        '"logprob_start_len":[0]',
+        '"logprob_start_len":"0"',
     ],
 )
 def test_a_prompt_that_the_answer_tells_of_is_not_looked_for_in_caches(named: str) -> None:

@@ -49,3 +49,11 @@ def test_what_surprisingly_is_there_makes_it_longer_again() -> None:
     for _ in range(5):
         retention.surprised(1000)
     assert retention.value_s > before_s
+
+
+def test_a_few_long_prompts_that_are_denied_weigh_no_more_than_others() -> None:
+    """A client can have an engine deny them, whatever it has cached: all others' were forgotten there."""
+    retention = learned([60.0] * 40, [])
+    for _ in range(10):
+        retention.observe(1.2, 60_000.0, kept=False)
+    assert retention.value_s == inf

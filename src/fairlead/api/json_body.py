@@ -6,6 +6,7 @@ Each value stays an undecoded slice of the body (`msgspec.Raw`) until somebody a
 from __future__ import annotations
 
 import re
+from math import inf, isnan
 from typing import Final
 
 import msgspec
@@ -20,7 +21,11 @@ _QUOTE: Final = ord('"')
 _LIST_OF_PROMPTS: Final = re.compile(rb'\s*\[\s*(["\[])')
 _LIST_OF_LISTS: Final = re.compile(rb"\[\s*\[")
 _MOST_COUNTED: Final = 4096  # lists, exactly: some 0.3 ms
-_MOST_LIMIT_DIGITS: Final = 9
+_LEAST_TOO_MANY: Final = 1e9  # tokens
+_MOST_NUMBER_BYTES: Final = 64
+_NOT_ASKED: Final = frozenset({b"null", b"false", b"-1"})  # SGLang's default of where log-probabilities start is -1
+_TRUE: Final = frozenset({b"true", b"t", b"yes", b"y", b"on", b"1", b"1.0"})
+_OPENING_BRACKET: Final = ord("[")
 _MOST_SHORT_BYTES: Final = 1 << 14  # of a value that is decoded: OpenAI's metadata has at most 16 pairs of 576
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -29,6 +34,8 @@ class Message(msgspec.Struct, gc=False):
     role: msgspec.Raw = NULL
     content: msgspec.Raw = NULL
     tool_calls: Slice = UNSET
+    reasoning: Slice = UNSET  # vLLM's name for it
+    reasoning_content: Slice = UNSET  # SGLang's, and vLLM takes it too
 
 
 class Reserved(CacheKeys, gc=False):
@@ -90,6 +97,8 @@ class Sampling(msgspec.Struct, gc=False):
     n: Slice = UNSET
     prompt_logprobs: Slice = UNSET
     prompt_logprob_token_ids: Slice = UNSET
+    skip_reading_prefix_cache: Slice = UNSET
+    beam_width: Slice = UNSET  # SGLang
 
 
 class _Metadata(msgspec.Struct, gc=False):
@@ -103,6 +112,8 @@ class _StreamOptions(msgspec.Struct, gc=False):
 decode = msgspec.json.Decoder(Body).decode
 decode_other = msgspec.json.Decoder(OtherBody).decode
 _decode_sampling = msgspec.json.Decoder(Sampling).decode
+_decode_samplings = msgspec.json.Decoder(list[Sampling]).decode
+_UNCOUNTED: Final = Sampling(n=msgspec.Raw(b"1e9"))
 _decode_metadata = msgspec.json.Decoder(_Metadata).decode
 _decode_stream_options = msgspec.json.Decoder(_StreamOptions).decode
 _decode_value = msgspec.json.Decoder().decode
@@ -134,36 +145,43 @@ def output_limit(read: Body, sampling: Sampling | None) -> int | None:
     for value in (read.max_completion_tokens, read.max_output_tokens, read.max_tokens):
         if value is not UNSET and (limit := _limit(value)):
             return limit
-    if sampling is None:
-        return None
-    for value in (sampling.max_new_tokens, sampling.max_tokens):
-        if value is not UNSET and (limit := _limit(value)):
-            return limit
-    return None
+    return None if sampling is None else _most_tokens(sampling)
 
 
 def asks_of_prompt(read: Body, sampling: Sampling | None) -> bool:
-    """Whether the answer tells something of each token of the prompt: engines then compute all of it, cached or not."""
-    if read.prompt_logprobs is not UNSET and read.prompt_logprobs != NULL:
-        return True
-    if read.echo is not UNSET and bytes(read.echo) == b"true":
-        return True
-    if read.logprob_start_len is not UNSET and bytes(read.logprob_start_len).isdigit():
-        return True
-    if sampling is None:
+    """Whether engines compute all of the prompt, cached or not: most often as the answer tells something of each token.
+
+    Engines take more than `true` for true, so all that is not plainly absent counts as asked.
+    """
+    if read.echo is read.prompt_logprobs is read.logprob_start_len is UNSET and sampling is None:
         return False
-    wanted = sampling.prompt_logprobs, sampling.prompt_logprob_token_ids
-    return any(value is not UNSET and value != NULL for value in wanted)
+    wanted = [read.echo, read.prompt_logprobs, read.logprob_start_len]
+    if sampling is not None:
+        wanted += [sampling.prompt_logprobs, sampling.prompt_logprob_token_ids, sampling.skip_reading_prefix_cache]
+    return any(value is not UNSET and bytes(value) not in _NOT_ASKED for value in wanted)
 
 
 def answers_of(read: Body, sampling: Sampling | None) -> int:
     """How many answers it asks for: some for each of its prompts. An engine decodes all of them at once."""
     if sampling is None and read.n is read.best_of is read.prompt is read.text is read.input_ids is UNSET:
         return 1
-    wanted = (read.n, read.best_of, UNSET if sampling is None else sampling.n)
-    each = max([_limit(value) or 1 for value in wanted if value is not UNSET], default=1)
+    wanted = [read.n, read.best_of]
+    if sampling is not None:
+        wanted += [sampling.n, sampling.beam_width]
+    each = max([_answers(value) for value in wanted if value is not UNSET], default=1)
     prompts = [_count_of_prompts(value) for value in (read.prompt, read.text, read.input_ids) if value is not UNSET]
     return min(each * max(prompts, default=1), MOST_ANSWERS)
+
+
+def _answers(value: msgspec.Raw) -> int:
+    number = _number(value)
+    return 1 if number is None or number < 1 else int(min(number, MOST_ANSWERS))
+
+
+def is_true(value: msgspec.Raw) -> bool:
+    """As pydantic reads it for engines: `1` and `"yes"` are true as well."""
+    written = bytes(value)
+    return written == b"true" or written.strip(b'"').lower() in _TRUE
 
 
 def conversations_in(messages: Slice) -> int:
@@ -186,19 +204,52 @@ def _count_of_prompts(value: msgspec.Raw) -> int:
 
 
 def sampling_of(read: Body) -> Sampling | None:
-    """SGLang's `sampling_params`, and those of vLLM's tokens in and out; None where there are none to read."""
+    """SGLang's `sampling_params`, and those of vLLM's tokens in and out; None where there are none to read.
+
+    Of SGLang's list, one for each prompt, those with the longest answer; the engine refuses unlike numbers of answers.
+    """
     if read.sampling_params is UNSET:
         return None
+    value = bytes(read.sampling_params)
     try:
-        return _decode_sampling(read.sampling_params)
+        if value[0] != _OPENING_BRACKET:
+            return _decode_sampling(value)
+        if value.count(b"{") > _MOST_COUNTED:
+            return _UNCOUNTED
+        return max(_decode_samplings(value), key=lambda each: _most_tokens(each) or 0, default=None)
     except UNREADABLE:
         return None
 
 
+def _most_tokens(sampling: Sampling) -> int | None:
+    for value in (sampling.max_new_tokens, sampling.max_tokens):
+        if value is not UNSET and (limit := _limit(value)):
+            return limit
+    return None
+
+
 def _limit(value: msgspec.Raw) -> int | None:
-    """A whole number above 0, of at most nine digits: no number of a client's is converted whatever its length."""
-    digits = bytes(value)
-    return int(digits) or None if len(digits) <= _MOST_LIMIT_DIGITS and digits.isdigit() else None
+    """A whole number above 0, of at most nine digits."""
+    number = _number(value)
+    return int(number) if number is not None and 1 <= number < _LEAST_TOO_MANY else None
+
+
+def _number(value: msgspec.Raw) -> float | None:
+    """As pydantic reads it for engines, which take `128.0` and `" 1_28 "` for 128; None for what is no number.
+
+    Infinite where it is too long to be converted: a client that wants many answers must not seem to want one.
+    """
+    written = bytes(value)
+    if len(written) > _MOST_NUMBER_BYTES:
+        return inf
+    if not written.isdigit():
+        text = text_of(value)
+        written = written if text is None else text.encode()
+    try:
+        number = float(written)
+    except ValueError:
+        return None
+    return None if isnan(number) else number
 
 
 def wants_usage(options: msgspec.Raw) -> bool:

@@ -22,6 +22,7 @@ from fairlead.api.spans import Span
 _Piece = msgspec.Raw | bytes
 _USER: Final = b'"user"'
 _ASSISTANT: Final = b'"assistant"'
+_NOTHING: Final = frozenset({b"null", b'""'})
 _LINE_END: Final = b"\\n"
 _KINDS_OF_PARTS: Final = frozenset(
     b'"%b"' % kind
@@ -78,6 +79,8 @@ def pieces_of(read: Body, limits: Limits) -> tuple[list[_Piece], _Piece | None, 
     for message in messages:
         content, tool_calls = message.content, message.tool_calls
         append(message.role)
+        if message.reasoning is not UNSET or message.reasoning_content is not UNSET:
+            pieces += _thoughts(message)
         append(content)
         if _first_byte(content) == _OF_A_LIST:
             lists.append(content)
@@ -153,6 +156,7 @@ def _add_messages(
     for message in messages:
         start = len(pieces)
         pieces.append(message.role)
+        pieces += _thoughts(message)
         if _first_byte(message.content) == _OF_A_LIST:
             _add(message.content, pieces, media)
         else:
@@ -167,15 +171,21 @@ def _add_messages(
     return reply, user
 
 
+def _thoughts(message: Message) -> list[msgspec.Raw]:
+    """Reasoning that a client sends back for the engine to go on from; templates write it before the content."""
+    both = message.reasoning, message.reasoning_content
+    return [each for each in both if each is not UNSET and bytes(each) not in _NOTHING]
+
+
 def _last_of_each(messages: Sequence[Message], end: int) -> tuple[Span | None, Span | None]:
     """Which pieces are of the last assistant's and of the last user's message, where the last piece is before `end`.
 
-    Each message has a piece for its role, one for its content, and one for its tool calls.
+    Each message has a piece for its role, one for each of its thoughts, one for its content and one for its tool calls.
     """
     reply: Span | None = None
     user: Span | None = None
     for message in reversed(messages):
-        start = end - (2 if message.tool_calls is UNSET else 3)
+        start = end - (2 if message.tool_calls is UNSET else 3) - len(_thoughts(message))
         role = bytes(message.role)
         if role == _ASSISTANT:
             reply = reply or (start, end)

@@ -3,12 +3,16 @@
 Traffic that this router does not see fills engines' caches too, so they evict sooner than the prefix index expects.
 An engine evicts what it used least recently: what it denies to have was used longer ago than what it keeps, and the age
 that best separates the two is the time after which nothing there is expected any more.
+
+No part weighs more than the median one: else a few long prompts, of a client that has the engine deny them, would have
+everybody's forgotten there.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from math import inf
+from statistics import median
 from typing import Final, NamedTuple
 
 WINDOW: Final = 64
@@ -47,10 +51,12 @@ class Retention:
     def _separating_age_s(self) -> float:
         """The age with the fewest tokens on its wrong side: kept after it, or denied before it; the oldest such one."""
         seen = sorted(self._seen, key=lambda each: (each.age_s, not each.kept))
-        wrong = least = sum(each.tokens for each in seen if each.kept)  # if everything is taken to be gone
+        most = median([each.tokens for each in seen])
+        wrong = least = sum(min(each.tokens, most) for each in seen if each.kept)  # if everything is taken to be gone
         best = 0
         for number, each in enumerate(seen, 1):
-            wrong += -each.tokens if each.kept else each.tokens * _DENIED
+            tokens = min(each.tokens, most)
+            wrong += -tokens if each.kept else tokens * _DENIED
             if wrong <= least and (number == len(seen) or seen[number].age_s > each.age_s):
                 least, best = wrong, number
         if best == len(seen):
