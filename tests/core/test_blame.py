@@ -26,7 +26,7 @@ def pool_of_three() -> World:
 
 
 def prompt(number: int, tokens: int = 1000) -> RequestFacts:
-    return msgspec.structs.replace(request("m", tokens=tokens), turn=Turn(number, 0, 0, 0))
+    return msgspec.structs.replace(request("m", tokens=tokens), turn=Turn(number, 0, 0, 0), cause=number)
 
 
 def sent(world: World, facts: RequestFacts, now_s: float) -> InFlight:

@@ -189,3 +189,24 @@ def test_what_an_engine_cuts_or_adds_to_says_nothing_of_how_many_tokens_text_has
     assert asked("").features
     assert asked(f",{named}").features == ()
     assert asked(f",{named}").tokens == asked("").tokens
+
+
+@pytest.mark.parametrize("more", [',"sampling_params":[]', ',"n":null', ',"seed":1', ',"documents":"x"'])
+def test_what_may_be_why_engines_fail_is_all_that_the_client_sent(more: str) -> None:
+    assert asked(more).cause != asked("").cause
+
+
+def test_other_tenants_and_other_apis_send_something_else() -> None:
+    body = b'{"model":"m","prompt":"go"}'
+    causes = [
+        make_facts(prompt, "m", tenant=tenant).cause
+        for path in ("/v1/completions", "/generate", "/v1/rerank")
+        for tenant in (b"", b"a", b"b")
+        if isinstance(prompt := parse(body, path), Prompt)
+    ]
+    assert len(set(causes)) == 9
+
+
+def test_a_retry_that_names_the_models_tried_before_sends_the_same() -> None:
+    again = [asked(f',"metadata":{{"attempted_models":{models}}}') for models in ('["a"]', '["a","b"]')]
+    assert again[0].cause == again[1].cause

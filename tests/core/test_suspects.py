@@ -27,8 +27,10 @@ class Engines:
         self.now_s = 0.0
         self.all_work()
 
-    def sent(self, key: int, model: str = "m", only: str = "") -> InFlight | Refusal:
-        facts = msgspec.structs.replace(request(model), turn=Turn(key, 0, 0, 0))
+    def sent(self, key: int, model: str = "m", only: str = "", *, text: int | None = None) -> InFlight | Refusal:
+        """`key` stands for all that is sent, `text` for the prompt in it."""
+        turn = Turn(key if text is None else text, 0, 0, 0)
+        facts = msgspec.structs.replace(request(model), turn=turn, cause=key)
         self.now_s += 0.01
         in_flight = self.router.admit(facts, {only} if only else None, now_s=self.now_s)
         if isinstance(in_flight, InFlight):
@@ -120,6 +122,27 @@ def test_other_prompts_and_other_models_are_not_concerned(engines: Engines) -> N
     assert engines.refuses(DEADLY)
     assert not engines.refuses(OTHER)
     assert not engines.refuses(DEADLY, model="any")
+
+
+def test_a_parameter_that_engines_fail_at_is_no_sign_against_the_same_prompt_without_it(engines: Engines) -> None:
+    """A client had others' prompts refused, by sending their text with what an engine answers 500 to."""
+    text = 99
+    for _ in range(2):
+        engines.failed(engines.sent(DEADLY, text=text))
+        engines.all_work()
+    assert engines.sent(DEADLY, text=text) == Refusal("kills_engines")
+    assert isinstance(engines.sent(OTHER, text=text), InFlight)
+
+
+def test_an_answer_to_a_prompt_clears_no_parameter_that_engines_fail_at(engines: Engines) -> None:
+    text = 99
+    engines.answered(engines.sent(OTHER, text=text))
+    failures = []
+    for _ in range(5):
+        asked = engines.sent(DEADLY, text=text)
+        failures.append(0 if isinstance(asked, Refusal) else engines.failed(asked))
+        engines.all_work()
+    assert failures == [3, 1, 0, 0, 0]
 
 
 def test_an_outage_of_all_engines_makes_no_prompt_refused_however_often_it_is_repeated(engines: Engines) -> None:

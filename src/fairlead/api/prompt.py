@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from fairlead.api.body_limits import MOST_ITEMS, MOST_NAME_CHARACTERS, OF_ANY, Limits
 from fairlead.api.cache_keys import cache_key, reads_otherwise
@@ -71,6 +72,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     is_told: bool = False  # in the answer, or its tokens' probabilities: no cache is read for it
     answers: int = 1  # that it asks for
     several: bool = False  # texts that the engine makes at the same time: their tokens came side by side
+    digest: int = 0  # of all that the client sent, but for its `metadata`; 0: not known
     reply: Span | None = None  # in the text: the end of all that the last assistant's message answers, and its own end
 
 
@@ -138,8 +140,13 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
         is_told=asks_of_prompt(read, sampling),
         answers=answers,
         several=answers > 1,
+        digest=_digest(body if read.metadata is UNSET else body.replace(bytes(read.metadata), b"", 1), path),
         reply=reply and reply_span(pieces, *reply, len(text)),
     )
+
+
+def _digest(body: bytes, path: str) -> int:
+    return xxh3_64_intdigest(body, xxh3_64_intdigest(path.encode()))
 
 
 def _plain_name(value: msgspec.Raw) -> str:
@@ -168,7 +175,8 @@ def _parse_other(body: bytes, path: str, content_type: bytes) -> Prompt | Malfor
         parts = (read.query, read.documents, read.text_1, read.text_2, read.messages, read.prompt, read.input)
         text = _SEPARATOR.join([part for part in parts if part is not UNSET])
     answers = conversations_in(read.messages)
-    return Prompt(model, text, text, 0, (), None, reserved, answers=answers, several=True)  # documents, too
+    digest = _digest(body, path)
+    return Prompt(model, text, text, 0, (), None, reserved, answers=answers, several=True, digest=digest)
 
 
 def _parse_form(body: bytes, content_type: bytes) -> Prompt | Malformed:

@@ -24,6 +24,7 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
     used_s: float  # when its prompt was committed there
     prompt_tokens: int | None  # as the engine reported them
     reply_tokens: int | None
+    cause: int = 0  # of the request: see `RequestFacts`
 
 
 class AnsweredPrompts:

@@ -60,6 +60,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     answers: int = 1  # that it asks for, decoded alongside each other
     several: bool = False  # texts are made at the same time, and counted together
     answer_length: float = 1.0  # of its tenant's answers, over the usual one: for what it is charged
+    cause: int = 0  # stands for all that its client sent, should engines fail at it; its tenant's alone; 0: not known
     name: str = ""  # what engines call the model, where it is an adapter or a second name; empty: by their own
 
     def tokens_in(self, blocks: int) -> int:
@@ -106,6 +107,7 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
     prefix: tuple[int, ...]
     turn: Turn | None
     last_turn: Turn | None
+    cause: int = 0  # see `RequestFacts`
 
 
 def measure(prompt: Prompt, tenant: bytes) -> Measured:
@@ -119,7 +121,8 @@ def measure(prompt: Prompt, tenant: bytes) -> Measured:
         last = Turn(prefix.key_of(text, before, chain, seed), blocks, before, reply[1])
     turn = Turn(prefix.key_of(text, len(text), chain, seed), len(chain), len(text), len(text)) if text else None
     read = text.replace(PADDING, b"") if prompt.placed else text
-    return Measured(_language(prompt.user_text), len(read), slices(read), chain, turn, last)
+    cause = xxh3_64_intdigest(tenant, prompt.digest) if prompt.digest else 0
+    return Measured(_language(prompt.user_text), len(read), slices(read), chain, turn, last, cause)
 
 
 def prefix_seed(prompt: Prompt, tenant: bytes) -> int:
@@ -169,6 +172,7 @@ def make_facts(
         task,
         answers=prompt.answers,
         several=prompt.several,
+        cause=measured.cause,
     )
     if prompt.is_told:
         facts = msgspec.structs.replace(facts, prefix=(), turn=None, last_turn=None)

@@ -27,6 +27,7 @@ from fairlead.core.observation import Observation
 from fairlead.core.placement import Placement
 from fairlead.core.policy import Decision, Outcome
 from fairlead.core.prefix_index import HeldBefore
+from fairlead.core.suspects import Lost
 
 Feedback = Callable[[Decision, Outcome, float], None]
 Phase = Literal["admitted", "sent", "served", "ended", "withdrawn"]
@@ -307,12 +308,12 @@ class InFlight:
                 blame_abandoned(endpoint, self.request, self.decision, self.sent_s, now_s)
             if was_served:
                 endpoint.request_served()
+                self._committed_s = placement.used(self.request, endpoint, self._committed_s, now_s)
         if was_served:
             is_whole = self._in_one_piece or (seen is not None and bool(seen.completion_tokens))
             placement.answer_ended(self.request, address, self._committed_s, seen, is_whole=is_whole)
-            turn = self.request.turn
-            if endpoint is not None and not is_whole and turn is not None:
-                endpoint.stream_ends.ended(placement, (self.request.model, turn.key), endpoint, self.sent_s, now_s)
+            if endpoint is not None and not is_whole and self.request.cause:
+                endpoint.stream_ends.ended(placement, self._lost(), endpoint, now_s)
             if seen is not None:
                 placement.learn(self.request, self.decision, self._held_before, seen)
         outcome = self._outcome(now_s, seen)
@@ -358,6 +359,11 @@ class InFlight:
     def _failure(self, now_s: float, *, unanswered: bool = False) -> Failure:
         cause = self._placement.cause_of(self.request)
         return Failure(self.code, cause, self.sent_s, now_s, self._lost_prefill, unanswered)
+
+    def _lost(self) -> Lost:
+        """In case its engine dies now."""
+        request, turn = self.request, self.request.turn
+        return Lost((request.model, request.cause), None if turn is None else turn.key, self.sent_s)
 
     def _outcome(self, now_s: float, seen: Observation | None) -> Outcome:
         before_ms = (self.sent_s - self.decision.decided_s) * 1e3 if self.from_elsewhere else 0.0

@@ -19,7 +19,7 @@ from fairlead.core.prefix_index import HeldBefore, PrefixIndex
 from fairlead.core.rendezvous import OtherRouters
 from fairlead.core.retention import LEAST_TOKENS, Retention
 from fairlead.core.sessions import SessionTable
-from fairlead.core.suspects import Key, Suspects, Treatment
+from fairlead.core.suspects import Lost, Suspects, Treatment
 from fairlead.core.transfers import TransferTimes
 
 _COMPUTED_S: Final = 1.0
@@ -95,6 +95,18 @@ class Placement:
             self.sessions.bind(request.session, address, now_s)
         return held
 
+    def used(self, request: RequestFacts, endpoint: Endpoint, committed_s: float, now_s: float) -> float:
+        """The answer to `request` has ended there. Until now its prompt was in use, so the engine evicts it last.
+
+        Returns when it was last used.
+        """
+        address, index = endpoint.address, self.index
+        if endpoint.generation != endpoint.indexed_generation or index.has_forgotten(address, committed_s):
+            return committed_s
+        if request.prefix:
+            index.insert(request.prefix, address, now_s, request.block_tokens)
+        return now_s
+
     def indexed_blocks(self, endpoint: Endpoint) -> int:
         """Blocks kept for it. The index forgets a restarted engine at the next decision, not at its restart."""
         return self.index.blocks(endpoint.address) if endpoint.generation == endpoint.indexed_generation else 0
@@ -111,11 +123,11 @@ class Placement:
 
         Unless `is_whole`, that is only likely: `stream_lost` may follow.
         """
+        if is_whole and request.cause:
+            self.suspects.answered((request.model, request.cause), address)
         if request.turn is not None:
-            if is_whole:
-                self.suspects.answered((request.model, request.turn.key), address)
             known = (None, None) if seen is None or seen.several else (seen.prompt_tokens, seen.completion_tokens)
-            self.answered.add(request.turn.key, Answered(address, committed_s, *known))
+            self.answered.add(request.turn.key, Answered(address, committed_s, *known, request.cause))
 
     def learn(self, request: RequestFacts, decision: Decision, held: Sequence[HeldBefore], seen: Observation) -> None:
         """What an answer showed of the caches, where `held` was expected, and of the way of its KV."""
@@ -177,9 +189,12 @@ class Placement:
         self.transfers.forget_all_but(addresses)
 
     def cause_of(self, request: RequestFacts) -> int | None:
-        """What stands for a prompt that may be why an engine failed; None: one has answered the very same."""
-        turn = request.turn
-        return None if turn is None or self.answered.get(turn.key) is not None else turn.key
+        """What stands for a request that may be why an engine failed; None: one has answered the very same.
+
+        The same prompt with other parameters is another one: an engine may fail at these alone.
+        """
+        known = None if request.turn is None else self.answered.get(request.turn.key)
+        return None if known is not None and known.cause == request.cause else request.cause or None
 
     def prompt_failed(self, request: RequestFacts, tried: Sequence[Endpoint], sent_s: float, now_s: float) -> None:
         """It was sent at `sent_s`, and served by none of those that were `tried`: it may be why they failed."""
@@ -189,11 +204,12 @@ class Placement:
         if cause is not None:
             self.suspects.failed((request.model, cause), tried, sent_s, now_s)
 
-    def stream_lost(self, key: Key, endpoint: Endpoint, sent_s: float, now_s: float) -> None:
+    def stream_lost(self, lost: Lost, endpoint: Endpoint, now_s: float) -> None:
         """The engine died over an answer, or at about the time when that ended: its prompt may be why."""
         endpoint.failed_one(now_s)
-        self.answered.drop(key[1], endpoint.address)
-        self.suspects.failed(key, [endpoint], sent_s, now_s)
+        if lost.turn_key is not None:
+            self.answered.drop(lost.turn_key, endpoint.address)
+        self.suspects.failed(lost.key, [endpoint], lost.sent_s, now_s)
 
     def treatment(self, request: RequestFacts, now_s: float) -> Treatment | None:
         """Whether it is a prompt that may kill engines, and what becomes of it then."""

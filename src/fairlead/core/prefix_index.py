@@ -179,6 +179,11 @@ class PrefixIndex:
             return False
         return used_s >= owner.evicted_s and used_s > owner.forgotten_s and used_s > now_s - self._ttl_s
 
+    def has_forgotten(self, address: str, used_s: float) -> bool:
+        """Whether the engine there restarted, or cleared its cache, after it used something at `used_s`."""
+        owner = self._owners.get(address)
+        return owner is not None and used_s <= owner.forgotten_s
+
     def set_capacity(self, address: str, blocks: int) -> None:
         """What the endpoint's KV cache can hold, in blocks of `core.prefix`; less than now evicts at once."""
         owner = self._owners.get(address) or self._own(address)

@@ -124,10 +124,9 @@ class Router(Halves):
 
     def _on_trial(self, request: RequestFacts, decision: Decision) -> Decision:
         """The first endpoint alone, for a prompt that may kill each at which it is tried."""
-        assert request.turn is not None
         suspects, address = self.suspects, decision.addresses[0]
         suspects.alone += 1
-        suspects.tried((request.model, request.turn.key), address, decision.decided_s)
+        suspects.tried((request.model, request.cause), address, decision.decided_s)
         return msgspec.structs.replace(decision, addresses=(address,))
 
     def _for_one_of(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from fairlead.core.endpoint import Endpoint
     from fairlead.core.placement import Placement
-    from fairlead.core.suspects import Key
+    from fairlead.core.suspects import Lost
 
 MOST: Final = 256  # in the second between two probes; the oldest is forgotten first
 
@@ -24,24 +24,24 @@ class StreamEnds:
     __slots__ = ("_died_s", "_ends")
 
     def __init__(self) -> None:
-        self._ends: deque[tuple[Placement, Key, float, float]] = deque(maxlen=MOST)  # with when it was sent, and ended
+        self._ends: deque[tuple[Placement, Lost, float]] = deque(maxlen=MOST)  # with when it ended
         self._died_s = -inf
 
-    def ended(self, placement: Placement, key: Key, endpoint: Endpoint, sent_s: float, now_s: float) -> None:
+    def ended(self, placement: Placement, stream: Lost, endpoint: Endpoint, now_s: float) -> None:
         """A stream of `endpoint`, whose these are. One that was open as it died may end long after that."""
-        if self._died_s >= sent_s:
-            placement.stream_lost(key, endpoint, sent_s, now_s)
+        if self._died_s >= stream.sent_s:
+            placement.stream_lost(stream, endpoint, now_s)
         else:
-            self._ends.append((placement, key, sent_s, now_s))
+            self._ends.append((placement, stream, now_s))
 
     def confirmed(self, asked_s: float) -> None:
         """The engine answers a probe that was sent then: what had ended before was whole."""
         ends = self._ends
-        while ends and ends[0][3] < asked_s:
+        while ends and ends[0][2] < asked_s:
             ends.popleft()
 
     def died(self, endpoint: Endpoint, now_s: float) -> None:
         self._died_s = now_s
         ends, self._ends = self._ends, deque(maxlen=MOST)
-        for placement, key, sent_s, _ in ends:
-            placement.stream_lost(key, endpoint, sent_s, now_s)
+        for placement, stream, _ in ends:
+            placement.stream_lost(stream, endpoint, now_s)

@@ -26,8 +26,16 @@ LONGEST_REFUSED_S: Final = 960.0
 KEPT_S: Final = 2 * LONGEST_REFUSED_S  # since its last failure
 TRIAL_S: Final = 60.0  # a trial of which nothing was heard for so long is over
 
-Key = tuple[str | None, int]  # the model or route, and what stands for the prompt, its tenant's alone
+Key = tuple[str | None, int]  # the model or route, and what stands for the request: see `RequestFacts.cause`
 Treatment = Literal["alone", "refused"]
+
+
+class Lost(msgspec.Struct, frozen=True, gc=False):
+    """A stream over which its engine may have died."""
+
+    key: Key
+    turn_key: int | None  # under which its prompt counts as answered
+    sent_s: float
 
 
 class _Prompt(msgspec.Struct, gc=False):

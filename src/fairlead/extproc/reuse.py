@@ -131,7 +131,7 @@ def _shaped(plan: Plan, path: str, prompt: Prompt, tenant: bytes) -> Shaped | No
         read = parse(first.body, path)
         if isinstance(read, Malformed):
             return None
-        prompt = read
+        prompt = msgspec.structs.replace(read, digest=prompt.digest)
     chains = []
     for form in others:
         other = prompt if form.body is None else parse(form.body, path)
