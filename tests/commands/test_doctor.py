@@ -74,6 +74,14 @@ async def test_of_an_sglang_it_says_what_its_health_costs_and_how_a_full_queue_s
     assert (seen["KV events"].verdict, "5557" in seen["KV events"].saw) == ("gives", True)
 
 
+async def test_a_server_without_prefix_caching_is_told_from_one_that_does_not_report_it() -> None:
+    options = EngineOptions(model="m", kind="sglang", info={"disable_radix_cache": True})
+    async with running_engine(options) as engine:
+        cached = (await found(f"http://{engine.address}"))["cached tokens"]
+    assert (cached.verdict, cached.do) == ("withholds", "prefix caching")
+    assert "started without" in cached.saw
+
+
 async def test_a_server_for_prefill_alone_is_said_to_be_left_out() -> None:
     options = EngineOptions(model="m", kind="sglang", info={"disaggregation_mode": "prefill"})
     async with running_engine(options) as engine:

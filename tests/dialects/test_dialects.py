@@ -105,6 +105,8 @@ KV_EVENTS = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 555
         ({"version": "0.5.23", "disaggregation_mode": "null", "kv_events": None}, ServerInfo("0.5.23")),
         ({"disaggregation_mode": "prefill"}, ServerInfo(role="prefill")),
         ({"max_queued_requests": 4}, ServerInfo(None, "plain", 4)),
+        ({"disable_radix_cache": True}, ServerInfo(caches_prefixes=False)),
+        ({"disable_radix_cache": False}, ServerInfo()),
         ({"kv_events": KV_EVENTS}, ServerInfo(kv_events=KvPublisher(5557, None, "kv"))),
         (
             {"kv_events": KV_EVENTS | {"replay_endpoint_port_base": 5558}},

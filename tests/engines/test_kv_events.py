@@ -178,6 +178,16 @@ async def test_an_eviction_takes_what_was_used_before_the_evicted_block_was_stor
     assert world.index.match(recent, world.now_s) == {ADDRESS: 2}
 
 
+async def test_an_eviction_by_a_clock_that_was_set_back_tells_nothing(world: KvWorld, encoding: Encoding) -> None:
+    """All that was stored before would seem to be newer than its own eviction."""
+    world.index.insert(CHAIN, ADDRESS, 900.0)
+    await world.publisher.send(4000.0, stored(encoding, [11], None, FIRST))
+    world.now_s = 1000.0
+    await world.publisher.send(440.0, removed(encoding, [11]))
+    await world.taken(2)
+    assert world.index.match(CHAIN, world.now_s) == {ADDRESS: 3}
+
+
 async def test_a_replayed_eviction_does_not_tell_how_far_eviction_is_now(world: KvWorld, encoding: Encoding) -> None:
     world.index.insert(CHAIN, ADDRESS, 900.0)
     await world.publisher.send(50.0, stored(encoding, [11], None, FIRST), received=False)

@@ -133,6 +133,13 @@ def test_a_cache_configuration_that_is_not_known_yet_is_unknown(blocks: bytes) -
     assert (report.kv_block_tokens, report.kv_capacity_tokens) == (32, None)
 
 
+@pytest.mark.parametrize(("said", "caches"), [(b"False", False), (b"True", True), (b"None", True)])
+def test_an_engine_without_prefix_caching_says_so(said: bytes, caches: bool) -> None:
+    labels = b'block_size="16",enable_prefix_caching="%b",num_gpu_blocks="100"' % said
+    report = read(b"vllm:cache_config_info{%b} 1.0\n" % labels)
+    assert (report.caches_prefixes, report.kv_capacity_tokens) == (caches, 1600)
+
+
 def test_a_block_or_a_cache_of_no_token_is_unknown() -> None:
     report = read(b"sglang:page_size 0.3\nsglang:max_total_num_tokens 0\n")
     assert (report.kv_block_tokens, report.kv_capacity_tokens) == (None, None)

@@ -492,12 +492,14 @@ SGLANG = EngineOptions(model="m", kind="sglang")
 
 
 async def test_a_real_version_and_an_adapter_as_requests_name_it_are_read_of_an_sglang() -> None:
-    async with running_engine(replace(SGLANG, adapters=("sql",), info={"max_queued_requests": 8})) as engine:
+    info = {"max_queued_requests": 8, "disable_radix_cache": True}
+    async with running_engine(replace(SGLANG, adapters=("sql",), info=info)) as engine:
         endpoint = make_endpoint(engine.address, "m", engine="sglang")
         async with watching([endpoint]):
             await until(lambda: endpoint.identity.version)
     identity = endpoint.identity
     assert (identity.version, identity.models, identity.max_queued_requests) == ("0.5.23", ("m", "m:sql"), 8)
+    assert not identity.caches_prefixes
     assert endpoint.health.healthy
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -284,3 +285,58 @@ def test_prompts_that_are_computed_whatever_is_cached_do_not_make_their_engine_l
     for _ in range(10):
         ask(0, prompt_logprobs=1)
     assert {each.value_s for each in talk.services.router.retentions.values()} == {math.inf}
+
+
+class Api(NamedTuple):
+    """An API of one engine, and how its answers tell of tokens."""
+
+    path: str
+    asks: Callable[[str], dict[str, Any]]
+    usage: Callable[[int, int], dict[str, Any]]  # of prompt and cached tokens
+
+
+def _chat(text: str) -> dict[str, Any]:
+    return {"model": "small", "messages": [{"role": "user", "content": text}]}
+
+
+CHAT = Api(
+    "/v1/chat/completions", _chat, lambda prompt, _: {"usage": {"prompt_tokens": prompt, "completion_tokens": 9}}
+)
+RESPONSES = Api(
+    "/v1/responses",
+    lambda text: {"model": "small", "input": text},
+    lambda prompt, cached: {
+        "usage": {"input_tokens": prompt, "output_tokens": 9, "input_tokens_details": {"cached_tokens": cached}}
+    },
+)
+GENERATE = Api(
+    "/generate",
+    lambda text: {"model": "small", "text": text},
+    lambda prompt, cached: {"meta_info": {"prompt_tokens": prompt, "completion_tokens": 9, "cached_tokens": cached}},
+)
+
+
+@pytest.mark.parametrize("other", [RESPONSES, GENERATE])
+def test_that_one_api_reports_cached_tokens_says_nothing_of_another(other: Api) -> None:
+    """vLLM and SGLang without a flag: their chats never say, and were all taken to have had nothing cached."""
+    talk, _, clock = conversation(messages_per_second=1e5)
+    services = talk.services
+
+    def ask(api: Api, text: str, cached_tokens: int) -> int:
+        one = Conversation(services)
+        one.say(request_headers(path=api.path), request_body(json.dumps(api.asks(text)).encode()), response_headers())
+        assert one.stream.in_flight is not None
+        expected_tokens = one.stream.in_flight.decision.cached_tokens
+        answer = {"choices": [], **api.usage(2000, cached_tokens)}
+        one.say(response_body(json.dumps(answer).encode(), end=True))
+        clock.now_s += 5.0
+        return expected_tokens
+
+    users = [f"User {number}. " + "A document that comes again. " * 300 for number in range(4)]
+    for text in users:
+        ask(CHAT, text, 0)
+    for cached_tokens in (0, 1984, 1984):
+        ask(other, "Instructions that never change. " * 300, cached_tokens)
+    expected = [ask(CHAT, text, 0) for _ in range(3) for text in users]
+    assert min(expected) > 1000
+    assert {each.value_s for each in services.router.retentions.values()} <= {math.inf}

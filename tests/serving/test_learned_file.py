@@ -83,7 +83,7 @@ async def test_without_news_the_file_stays_as_it_is(file: ConfigFile) -> None:
 def test_of_the_most_engines_that_are_followed_all_samples_fit_into_the_file() -> None:
     work = Work(*[123456.12345678901] * 11)
     address, model = "[fd00:1234:5678:9abc:def0:1234:5678:9abc]:65535", "meta-llama/Llama-3.1-8B-Instruct"
-    engine = EngineState(address, model, True, [work] * 32, [work] * 32, [123456.12345678901] * WINDOW)
+    engine = EngineState(address, model, [work] * 32, [work] * 32, [123456.12345678901] * WINDOW)
     assert _MOST_ENDPOINTS * len(msgspec.json.encode(engine)) < MOST_BYTES
 
 

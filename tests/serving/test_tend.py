@@ -57,6 +57,31 @@ async def test_upkeep_goes_on_after_a_fault_of_ours_which_is_counted(
     assert capacities[0][0] == "127.0.0.1:1"
 
 
+@pytest.mark.parametrize(
+    ("report", "identity"),
+    [
+        (EngineReport(kv_capacity_tokens=12_800, caches_prefixes=False), EngineIdentity()),
+        (EngineReport(kv_capacity_tokens=12_800), EngineIdentity(caches_prefixes=False)),
+        (EngineReport(), EngineIdentity(caches_prefixes=False)),
+    ],
+)
+async def test_nothing_is_expected_to_be_cached_at_an_engine_that_says_it_caches_no_prefixes(
+    services: Services, monkeypatch: pytest.MonkeyPatch, report: EngineReport, identity: EngineIdentity
+) -> None:
+    """Its usage leaves out what was cached, as that of any vLLM does where nothing was."""
+    monkeypatch.setattr(tend, "_TEND_S", 0.001)
+    index, (endpoint,) = services.router.index, services.router.pool.endpoints
+    index.insert((1, 2, 3), endpoint.address, services.clock_s())
+    endpoint.report = report
+    endpoint.identified(identity)
+    upkeep = asyncio.create_task(tend.tend(services))
+    await until(lambda: index.blocks(endpoint.address) == 0)
+    upkeep.cancel()
+    await asyncio.wait([upkeep])
+    index.insert((4, 5, 6), endpoint.address, services.clock_s())
+    assert index.match((4, 5, 6), services.clock_s()) == {}
+
+
 async def test_upkeep_notices_that_others_route_to_the_same_engines(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -11,12 +11,17 @@ _MAX_BYTES: Final = 1 << 20  # of a body, or of one event; a longer one is not r
 _decode = msgspec.json.Decoder().decode
 
 
+# Which of the forms below an answer has: a server may report cached tokens in one of them, and not in another.
+UsageForm = Literal["openai", "responses", "anthropic", "sglang"]
+
+
 class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens of one answer. None is unknown: engines leave out what they were not told to report."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
+    form: UsageForm | None = None
 
 
 UNKNOWN: Final = Usage()
@@ -66,10 +71,18 @@ def _usage_of(document: Any) -> Usage:
             if prompt is not None:  # Anthropic's input tokens are those that no cache took part in
                 prompt += (read or 0) + (_count(usage, "cache_creation_input_tokens") or 0)
             cached = _count(details, "cached_tokens") if details else _count(usage, "cached_tokens")
-            return Usage(
-                prompt, read if cached is None else cached, _count(usage, "completion_tokens", "output_tokens")
-            )
+            completion = _count(usage, "completion_tokens", "output_tokens")
+            form = None if prompt is None else _form_of(holder, usage)
+            return Usage(prompt, read if cached is None else cached, completion, form)
     return UNKNOWN
+
+
+def _form_of(holder: dict[str, Any], usage: dict[str, Any]) -> UsageForm:
+    if "usage" not in holder:
+        return "sglang"
+    if "input_tokens_details" in usage:
+        return "responses"
+    return "anthropic" if "input_tokens" in usage or "output_tokens" in usage else "openai"
 
 
 def _merged(before: Usage, after: Usage) -> Usage:
@@ -79,6 +92,7 @@ def _merged(before: Usage, after: Usage) -> Usage:
         prompt_tokens=max(prompts, default=None),
         cached_tokens=before.cached_tokens if after.cached_tokens is None else after.cached_tokens,
         completion_tokens=before.completion_tokens if after.completion_tokens is None else after.completion_tokens,
+        form=before.form or after.form,
     )
 
 

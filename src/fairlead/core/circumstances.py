@@ -117,6 +117,7 @@ class Circumstances:
             under_way_tokens=0 if endpoint is None else endpoint.prefills.under_way_tokens(),
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
+            usage_form=usage.form,
             completion_tokens=usage.completion_tokens,
             total_ms=None if streamed else (now_s - of.sent_s) * 1e3,
             expected_cached_tokens=decision.cached_tokens,

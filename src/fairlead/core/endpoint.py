@@ -316,6 +316,13 @@ class Endpoint:
         most = self.identity.max_queued_requests
         return most is not None and (self.queues or self._load.inflight_requests > most)
 
+    @property
+    def prefix_capacity_tokens(self) -> int | None:
+        """What it can keep of prompts; None: not known."""
+        if not (self.report.caches_prefixes and self.identity.caches_prefixes):
+            return 0
+        return self.report.kv_capacity_tokens
+
     def take(self, load: Load) -> None:
         """This sidecar sent `load` here."""
         self.own = self.own.plus(load)

@@ -43,7 +43,6 @@ class ModelState(msgspec.Struct, frozen=True, gc=False):
 class EngineState(msgspec.Struct, frozen=True, gc=False):
     address: str
     model: str
-    reports_cache: bool
     prefill: _EngineSamples
     decode: _EngineSamples
     adapter_load_ms: _Window = []
@@ -102,7 +101,6 @@ def _of_engine(address: str, model: str, engine: EngineTimes) -> EngineState:
     return EngineState(
         address,
         model,
-        engine.reports_cache,
         list(engine.prefill.samples)[-_MOST_ENGINE_SAMPLES:],
         list(engine.decode.samples)[-_MOST_ENGINE_SAMPLES:],
         list(engine.adapter_load_ms.kept),
@@ -128,7 +126,6 @@ def restore(state: LearnedState, learner: Learner, pool: Pool, *, now_s: float, 
         if endpoint_there is None or endpoint_there.model != each.model or each.model not in learner.models:
             continue
         engine = learner.engines.setdefault((each.address, each.model), EngineTimes())
-        engine.reports_cache |= each.reports_cache
         model = learner.models[each.model]
         configured = ratios_of(endpoint_there.spec)
         engine.restore(_moved(each.prefill, later_s), _moved(each.decode, later_s), model, configured)

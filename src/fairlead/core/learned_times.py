@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from statistics import fmean, median
 from typing import Final, NamedTuple
 
+from fairlead.api.usage import UsageForm
 from fairlead.core.adapter_slots import USUAL_LOAD_MS
 from fairlead.core.answer_times import EQUAL, Fit, Line, Ratios, Work, fit, growth_of, weight
 from fairlead.core.endpoint import USUAL_SLOWDOWN, EndpointSpec
@@ -213,7 +214,17 @@ class EngineTimes:
     requests away, and if chance had part in that, or its cause is gone, only another request can show it.
     """
 
-    __slots__ = ("_before", "_seen", "adapter_load_ms", "decode", "extra_ms", "prefill", "reports_cache", "unseen")
+    __slots__ = (
+        "_before",
+        "_seen",
+        "adapter_load_ms",
+        "decode",
+        "extra_ms",
+        "generation",
+        "prefill",
+        "reports",
+        "unseen",
+    )
 
     def __init__(self) -> None:
         self.prefill = EngineFactor(prefill_ms)
@@ -223,7 +234,18 @@ class EngineTimes:
         self._before = EQUAL  # how much slower it was, before it was settled
         self.unseen = 0.0  # for how long, in times after which half of what it showed is left
         self._seen = 0  # samples of its model, at its own last one
-        self.reports_cache = False  # it once reported cached tokens; from then on none reported means 0
+        self.generation = 0  # of the engine's process
+        # Forms of answers in which it once reported cached tokens: from then on none reported means 0.
+        self.reports: set[UsageForm | None] = set()
+
+    def reports_cache(self, form: UsageForm | None, cached_tokens: int | None, generation: int) -> bool:
+        """Whether answers of that form say how much was cached. Another process may have been started otherwise."""
+        if generation != self.generation:
+            self.generation = generation
+            self.reports.clear()
+        if cached_tokens:
+            self.reports.add(form)
+        return form in self.reports
 
     @property
     def weight(self) -> float:

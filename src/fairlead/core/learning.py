@@ -64,9 +64,9 @@ class Learner:
             return
         model = self.model_of(endpoint)
         engine = self.engines.setdefault((seen.address, seen.model), EngineTimes())
-        engine.reports_cache |= bool(seen.cached_tokens)
+        reports_cache = engine.reports_cache(seen.usage_form, seen.cached_tokens, endpoint.generation)
         configured = ratios_of(endpoint.spec)
-        for work in works_of(seen, reports_cache=engine.reports_cache):
+        for work in works_of(seen, reports_cache=reports_cache):
             if seen.adapter is not None and work.requests:  # its first token waited for an adapter, too
                 self._learn_load(seen, work, model, engine, configured)
                 continue

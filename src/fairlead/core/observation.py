@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from fairlead.api.usage import UsageForm
 from fairlead.core.adapter_slots import AdapterNeed
 from fairlead.core.answer_times import Work
 from fairlead.core.prefill_work import attended_tokens
@@ -38,6 +39,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     under_way_tokens: int = 0  # of another's prompt whose prefill was not done at the end; some of them were computed
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    usage_form: UsageForm | None = None  # in which its engine told these
     completion_tokens: int | None = None
     total_ms: float | None = None  # from the pick to the end, of an answer in one piece
     expected_cached_tokens: int = 0  # as routing took them
@@ -55,7 +57,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 
 
 def works_of(seen: Observation, *, reports_cache: bool) -> Iterable[Work]:
-    """The timed parts of an answer. `reports_cache`: its engine reports cached tokens where there are any."""
+    """The timed parts of an answer. `reports_cache`: those of its form say how much was cached, where anything was."""
     if seen.first_token_ms is not None:
         steps = max(0, (seen.completion_tokens or 0) - seen.first_tokens)
         yield from _until_first_token(seen, reports_cache=reports_cache)

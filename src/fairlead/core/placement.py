@@ -47,6 +47,7 @@ class Placement:
             if endpoint._generation != endpoint.indexed_generation:
                 endpoint.indexed_generation = endpoint.generation
                 self.index.forget(endpoint.address)
+                self.retentions.pop(endpoint.address, None)  # it may have been started with another cache
 
     def affinity_target(self, request: RequestFacts, now_s: float) -> str | None:
         """Where the session is bound, unless that model has already answered this request wrongly."""
@@ -148,9 +149,10 @@ class Placement:
             return
         address, cached_tokens = decision.addresses[0], seen.cached_tokens
         retention = self.retentions.setdefault(address, Retention())
-        retention.reports |= bool(cached_tokens)
+        if cached_tokens:
+            retention.reports.add(seen.usage_form)
         if cached_tokens is None:
-            if not retention.reports:
+            if seen.usage_form not in retention.reports:
                 return
             cached_tokens = 0
         now_s, start = decision.decided_s, 0

@@ -31,6 +31,7 @@ class EngineReport(msgspec.Struct, frozen=True, gc=False):
     kv_usage: float | None = None  # 0 to 1, of requests that run; cached blocks that none uses count as free
     kv_capacity_tokens: int | None = None
     kv_block_tokens: int | None = None
+    caches_prefixes: bool = True  # False: it says that it was started without
     kv_dtype: str | None = None
     prefix_queried_tokens: int | None = None
     prefix_hit_tokens: int | None = None
@@ -63,6 +64,7 @@ class EngineIdentity(msgspec.Struct, frozen=True, gc=False):
     adapters: tuple[str, ...] = ()  # of its models, those that name a parent
     serves_alone: bool = True  # False: it does one half of a request, and a plain one fails there
     max_queued_requests: int | None = None  # past which it refuses; None: unknown, or no limit
+    caches_prefixes: bool = True  # False: it says that it was started without
     engine: str = ""  # its dialect, by what it lists; empty: it lists nothing
 
 

@@ -15,6 +15,8 @@ from math import inf
 from statistics import median
 from typing import Final, NamedTuple
 
+from fairlead.api.usage import UsageForm
+
 WINDOW: Final = 64
 LEAST_TOKENS: Final = 128  # of a part that is denied; fewer may be a matter of whole blocks
 _DENIED: Final = 2.0  # as bad as the opposite: what is wrongly expected draws requests to where they are computed anew
@@ -34,7 +36,8 @@ class Retention:
 
     def __init__(self) -> None:
         self.value_s = inf
-        self.reports = False  # it once reported cached tokens; from then on none reported means 0
+        # Forms of answers in which it once reported cached tokens: from then on none reported means 0.
+        self.reports: set[UsageForm | None] = set()
         self._seen: deque[_Seen] = deque(maxlen=WINDOW)
 
     def observe(self, age_s: float, tokens: float, *, kept: bool) -> None:

@@ -61,6 +61,7 @@ class ServerInfo(msgspec.Struct, frozen=True, gc=False):
     role: Role = "plain"  # `prefill`: it serves one half of a request, so no plain request may go there
     max_queued_requests: int | None = None  # past which it refuses
     kv_events: KvPublisher | None = None
+    caches_prefixes: bool = True
 
 
 def read_version(info: Mapping[str, Any]) -> ServerInfo:

@@ -19,6 +19,7 @@ def read_info(info: Mapping[str, Any]) -> ServerInfo:
         role=_ROLES.get(str(info.get("disaggregation_mode")), "plain"),  # without one: the text "null"
         max_queued_requests=_count(info.get("max_queued_requests")),
         kv_events=_publisher(info.get("kv_events")),
+        caches_prefixes=info.get("disable_radix_cache") is not True,
     )
 
 

@@ -112,6 +112,9 @@ def _cached_tokens(seen: Seen) -> Finding:
     prompt, cached = seen.again.usage.prompt_tokens, seen.again.usage.cached_tokens
     lost = "a prefill is not told from a cache hit: prefill time is learned from what the index expected"
     flag = seen.dialect.flags.get("cached_tokens", "") if seen.is_known else ""
+    if not (seen.info.caches_prefixes and (seen.report is None or seen.report.caches_prefixes)):
+        saw, without = "it was started without prefix caching", "no prefix is ever reused: affinity gains nothing"
+        return Finding("cached tokens", "withholds", saw, without, "prefix caching")
     if cached is None:
         return Finding("cached tokens", "withholds", "usage does not count them", lost, flag)
     saw = f"{cached} of {prompt} tokens of a prompt that was sent twice"

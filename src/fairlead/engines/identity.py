@@ -24,6 +24,7 @@ def read_identity(dialect: Dialect, info: Answer, models: Answer, model: str) ->
         version=said.version,
         serves_alone=said.role == "plain",
         max_queued_requests=said.max_queued_requests,
+        caches_prefixes=said.caches_prefixes,
     )
     return with_models(identity, dialect, models, model)
 

@@ -211,8 +211,8 @@ class KvEventFeed:
         if done.cleared:
             counts.cleared += 1
             self._index.forget(address)
-        if live and done.removed_age_s is not None:
-            self._index.evicted_before(address, self._clock_s() - max(0.0, done.removed_age_s) - self._slack_s)
+        if live and done.removed_age_s is not None and done.removed_age_s >= 0:  # else its clock was set back
+            self._index.evicted_before(address, self._clock_s() - done.removed_age_s - self._slack_s)
 
 
 async def follow(feeds: Iterable[KvEventFeed]) -> None:

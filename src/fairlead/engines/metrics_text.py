@@ -52,6 +52,7 @@ _RANK: Final = re.compile(
 )
 _BLOCK_SIZE: Final = re.compile(rb'[{,]block_size="([0-9]{1,9})"')
 _DTYPE: Final = re.compile(rb'[{,]cache_dtype="([\w.]{1,32})"')
+_NO_PREFIXES: Final = re.compile(rb'[{,]enable_prefix_caching="False"')
 _BLOCKS: Final = re.compile(rb'[{,]num_gpu_blocks="([0-9]{1,12})"')
 
 # vLLM keeps a series for each set of adapters that was ever in use. The one set last has the greatest value: its time.
@@ -88,6 +89,7 @@ def read_metrics(text: bytes, now_s: float) -> EngineReport | None:
         kv_usage=_mean_share(found.get("kv_usage")),
         kv_capacity_tokens=_total(found.get("capacity")) or None,  # nothing serves with 0
         kv_block_tokens=(int(max(block.values())) if block else 0) or None,
+        caches_prefixes=not found.get("uncached"),
         kv_dtype=dtype[1].decode() if dtype is not None else None,
         prefix_queried_tokens=_total(found.get("queried", both)),
         prefix_hit_tokens=_total(found.get("hit")),
@@ -123,6 +125,8 @@ def _add(field: str, line: bytes, found: dict[str, _Ranks]) -> None:
 
 
 def _add_cache_config(labels: bytes, rank: bytes, found: dict[str, _Ranks]) -> None:
+    if _NO_PREFIXES.search(labels) is not None:
+        found.setdefault("uncached", {})[rank] = 1.0
     size, blocks = _BLOCK_SIZE.search(labels), _BLOCKS.search(labels)
     if size is not None and int(size[1]) > 0:
         found.setdefault("block", {})[rank] = float(size[1])

@@ -50,7 +50,7 @@ async def tend(services: Services) -> None:
         unserved.look()
         memory.look(router.decided)
         for endpoint in router.pool.endpoints:
-            capacity_tokens = endpoint.report.kv_capacity_tokens
+            capacity_tokens = endpoint.prefix_capacity_tokens
             if capacity_tokens is not None:
                 router.index.set_capacity_tokens(endpoint.address, capacity_tokens)
 
