@@ -89,6 +89,33 @@ def test_different_prompts_that_fail_at_engines_which_serve_others_eject_none() 
     assert ejected(world) == set()
 
 
+def test_nor_where_the_gateway_comes_back_to_the_first_of_two_as_it_has_three_attempts() -> None:
+    world = World("round_robin")
+    for address in ADDRESSES[:2]:
+        world.endpoint(address)
+    for number in range(2):
+        is_served(world, number, 1.0)
+    for number in range(MANY):
+        in_flight = sent(world, prompt(100 + number), 2.0)
+        in_flight.served(in_flight.address, 500, 2.0, in_one_piece=True, attempts=3)
+        in_flight.ended(2.0)
+    assert ejected(world) == set()
+
+
+def test_an_engine_that_alone_was_asked_is_at_fault_whoever_else_serves() -> None:
+    world = World("round_robin")
+    for address in ADDRESSES[:2]:
+        world.endpoint(address)
+    for number in range(2):
+        is_served(world, number, 1.0)
+    for number in range(MANY):
+        in_flight = sent(world, prompt(100 + number), 2.0)
+        if in_flight.address == "a:1":
+            in_flight.served("a:1", 500, 2.0, in_one_piece=True)
+        in_flight.ended(2.0)
+    assert "a:1" in ejected(world)
+
+
 def test_engines_that_serve_nobody_are_ejected_one_failure_of_each_request_at_a_time() -> None:
     world = pool_of_three()
     for number in range(3 * REQUEST_FAILURES_TO_EJECT - 1):

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fairlead.api.body_limits import INLINE, MOST_ITEMS
+from fairlead.api.reserved import RESERVED_KEYS
 from fairlead.extproc.body import whole
 from fairlead.extproc.body_reader import BodyReader
 from fairlead.extproc.held_bytes import HeldBytes
@@ -260,7 +261,7 @@ def _carries(body: bytes) -> bool:
     )
 
 
-RESERVED = ["kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"]
+RESERVED = sorted(RESERVED_KEYS)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import h2.events
 import pytest
 import pytest_asyncio
 
+from fairlead.api.reserved import RESERVED_KEYS
 from fairlead.config import Config
 from fairlead.gateway import EnvoyProcess, bootstrap
 from fairlead.processes import free_ports
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT = "/v1/chat/completions"
 ANYWHERE = {"kv_transfer_params", "ec_transfer_params"}
-AT_THE_TOP = {"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key"}
+AT_THE_TOP = RESERVED_KEYS - ANYWHERE
 
 
 @dataclass

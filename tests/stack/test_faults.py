@@ -113,6 +113,19 @@ async def test_a_prompt_that_fails_at_every_engine_however_often_takes_none_from
     assert {answer.headers["x-fairlead-endpoint"] for answer in answers} == {each.address for each in pool.engines}
 
 
+@pytest.mark.parametrize("engines", [2, 3])
+async def test_different_prompts_that_fail_everywhere_take_no_engine_from_others(stack: Start, engines: int) -> None:
+    """Of two engines Envoy asks one twice: its three attempts are more than there are to try."""
+    pool = await stack(*(engine("small") for _ in range(engines)))
+    for number in range(engines):
+        await pool.fault(number, kind="error", status=500, text="a parameter that fails")
+    for number in range(8):
+        assert (await pool.chat(f"{number} hello", model="small")).status == 200
+    for number in range(12):
+        assert (await pool.chat(f"{number} again", model="small", user="a parameter that fails")).status == 500
+    assert await pool.metric("fairlead_endpoint_ejections_total") == 0
+
+
 async def test_a_prompt_that_kills_each_engine_leaves_the_pool_to_other_clients_however_often_it_is_sent(
     stack: Start,
 ) -> None:

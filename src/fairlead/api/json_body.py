@@ -49,6 +49,12 @@ class Reserved(CacheKeys, gc=False):
     disagg_prefill_dp_rank: Slice = UNSET
     data_parallel_rank: Slice = UNSET
     routed_dp_rank: Slice = UNSET
+    kv_hints: Slice = UNSET
+    mm_hashes: Slice = UNSET
+    http_worker_ipc: Slice = UNSET
+    encoder_urls: Slice = UNSET
+    need_wait_for_mm_inputs: Slice = UNSET
+    num_items_assigned: Slice = UNSET
     sampling_params: Slice = UNSET  # these two may hold further ones
     vllm_xargs: Slice = UNSET
 

@@ -206,12 +206,13 @@ def _reserved(read: Reserved) -> tuple[str, ...] | Malformed:
     if (
         read.kv_transfer_params is read.ec_transfer_params is read.bootstrap_host is read.bootstrap_port
         is read.bootstrap_room is read.bootstrap_pair_key is read.decode_tp_size is read.disagg_prefill_dp_rank
-        is read.data_parallel_rank is read.routed_dp_rank is read.sampling_params
+        is read.data_parallel_rank is read.routed_dp_rank is read.kv_hints is read.mm_hashes is read.http_worker_ipc
+        is read.encoder_urls is read.need_wait_for_mm_inputs is read.num_items_assigned is read.sampling_params
         is read.vllm_xargs is UNSET
     ):  # fmt: skip
         return ()
     for key, value in (("sampling_params", read.sampling_params), ("vllm_xargs", read.vllm_xargs)):
         if value is not UNSET and carries(bytes(value)):
-            return Malformed(f"{key} has a parameter for moving KV; {_GATEWAY_ONLY}", key)
+            return Malformed(f"{key} has a parameter of its gateway's; {_GATEWAY_ONLY}", key)
     names = Reserved.__struct_fields__
     return tuple([name for name in names if name in RESERVED_KEYS and getattr(read, name) is not UNSET])

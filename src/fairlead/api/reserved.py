@@ -1,7 +1,10 @@
 """Parameters that only a router sets: by most it moves KV between engines, and a client that sent them could read or
-poison another's cache; by `data_parallel_rank` and `routed_dp_rank` (SGLang) it chooses among one engine's copies.
+poison another's cache; by `data_parallel_rank` and `routed_dp_rank` (SGLang) it chooses among one engine's copies. By
+`mm_hashes` (SGLang) a client's image would pass for another one, whose cached KV is found by its hash. The last five go
+between the parts of one SGLang, or come from its orchestrator ("never by an application client").
 
-Sources: `kv_transfer_params` and `ec_transfer_params` of vLLM's requests, `bootstrap_*` and its neighbours of SGLang's.
+Sources: `kv_transfer_params` and `ec_transfer_params` of vLLM's requests; the others are of SGLang 0.5.23's
+`GenerateReqInput`.
 """
 
 from __future__ import annotations
@@ -15,10 +18,14 @@ RESERVED_KEYS: Final = frozenset(
     {
         "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
         "bootstrap_pair_key", "decode_tp_size", "disagg_prefill_dp_rank", "data_parallel_rank", "routed_dp_rank",
+        "mm_hashes", "kv_hints", "http_worker_ipc", "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned",
     }
 )  # fmt: skip
 
-_WRITTEN: Final = re.compile(rb"transfer_params|bootstrap_|decode_tp_size|_dp_rank|data_parallel_rank|\\u00")
+_WRITTEN: Final = re.compile(
+    rb"transfer_params|bootstrap_|decode_tp_size|_dp_rank|data_parallel_rank|mm_hashes|kv_hints|http_worker_ipc"
+    rb"|encoder_urls|need_wait_for_mm_inputs|num_items_assigned|\\u00"
+)
 _MOST_READ_BYTES: Final = 1 << 16
 _UTF_16_OR_32: Final = re.compile(rb"\A[^\x00]{0,3}\x00")
 _decode = msgspec.json.Decoder().decode

@@ -177,11 +177,21 @@ class InFlight:
             self._lost_prefill = True
             self._drop_hop(now_s, blames=blames)
 
-    def served(self, address: str, code: int, now_s: float, *, in_one_piece: bool, unanswered: bool = False) -> None:
+    def served(
+        self,
+        address: str,
+        code: int,
+        now_s: float,
+        *,
+        in_one_piece: bool,
+        unanswered: bool = False,
+        attempts: int = 1,
+    ) -> None:
         """An engine at `address` answered with `code`; the gateway passed over the decision's addresses before it.
 
         An answer in one piece comes when all of its tokens are there. `unanswered`: the code is the gateway's own, as
-        the connection to the engine failed or ended.
+        the connection to the engine failed or ended. `attempts`: how many it made, so that the first of the addresses
+        may be the last that it tried, as it goes through a short list again; 1 where it does not say.
         """
         if self.phase != "sent":
             return
@@ -198,8 +208,10 @@ class InFlight:
                 prefiller = by_address.get(self.hop.address)
                 self._drop_hop(now_s)
         unserved_at: Sequence[Endpoint] = ()
-        if address != first and not self._lost_prefill:  # else they waited for another, which is to blame
-            before = [by_address[each] for each in takewhile(address.__ne__, decision.addresses) if each in by_address]
+        if (address != first or attempts > 1) and not self._lost_prefill:  # else another is to blame
+            again = decision.addresses[1 : attempts - 1]
+            passed_over = again if address == first else takewhile(address.__ne__, decision.addresses)
+            before = [by_address[each] for each in passed_over if each in by_address]
             unserved_at = blame_passed_over(before, self.sent_s, now_s, was_served=was_served)
         endpoint = by_address.get(address)
         if endpoint is None:

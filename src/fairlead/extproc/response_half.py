@@ -11,6 +11,7 @@ from typing import Final
 from fairlead.api import headers as names
 from fairlead.api.answer_model import MOST_WHOLE_BYTES, AnswerModel
 from fairlead.api.stream_error import stream_error
+from fairlead.core.blame import SERVER_ERROR
 from fairlead.core.in_flight import ABORTED_CODE
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
@@ -49,7 +50,12 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
         if services.reports_served is None or served is not None:
             services.reports_served = served is not None
         in_flight.served(
-            address, code or ABORTED_CODE, services.clock_s(), in_one_piece=in_one_piece, unanswered=unanswered
+            address,
+            code or ABORTED_CODE,
+            services.clock_s(),
+            in_one_piece=in_one_piece,
+            unanswered=unanswered,
+            attempts=h.attempts(message.response_headers.headers) if code >= SERVER_ERROR else 1,
         )
         if not in_flight.from_elsewhere:
             exchange.leave_prefill()
