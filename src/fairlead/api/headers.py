@@ -48,8 +48,6 @@ TEST_SELECTION: Final = b"test-epp-endpoint-selection"  # of GIE's conformance s
 TEST_SERVED: Final = b"x-conformance-test-served-endpoint"
 ORIGINAL_DESTINATION: Final = b"x-envoy-original-dst-host"  # a cluster of that type would follow it anywhere
 
-ATTEMPTS: Final = b"x-envoy-attempt-count"  # of a response: how many requests Envoy made for it
-
 # To a proxy next to the engine (llm-d's): which endpoint computes the prompt. Its other levers are a gateway's too.
 PREFILLER: Final = b"x-prefiller-host-port"
 DP_RANK: Final = b"x-data-parallel-rank"  # of vLLM: which of one engine's copies serves

@@ -10,12 +10,20 @@ simulator drive the same object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Final, Literal
 
 from fairlead.api.usage import Usage
-from fairlead.core.blame import CLIENT_ERROR, TIMED_OUT, Blame, Failure, blame_abandoned, blame_passed_over
+from fairlead.core.blame import (
+    CLIENT_ERROR,
+    SERVER_ERROR,
+    TIMED_OUT,
+    Blame,
+    Failure,
+    blame_abandoned,
+    blame_passed_over,
+)
 from fairlead.core.circumstances import Circumstances
 from fairlead.core.endpoint import BY_ROOM, Endpoint
 from fairlead.core.facts import RequestFacts
@@ -190,8 +198,8 @@ class InFlight:
         """An engine at `address` answered with `code`; the gateway passed over the decision's addresses before it.
 
         An answer in one piece comes when all of its tokens are there. `unanswered`: the code is the gateway's own, as
-        the connection to the engine failed or ended. `attempts`: how many it made, so that the first of the addresses
-        may be the last that it tried, as it goes through a short list again; 1 where it does not say.
+        the connection to the engine failed or ended. `attempts` are as many as it makes at a request that fails, going
+        through a short list again: so the first address may be the last that it tried.
         """
         if self.phase != "sent":
             return
@@ -208,10 +216,11 @@ class InFlight:
                 prefiller = by_address.get(self.hop.address)
                 self._drop_hop(now_s)
         unserved_at: Sequence[Endpoint] = ()
-        if (address != first or attempts > 1) and not self._lost_prefill:  # else another is to blame
-            again = decision.addresses[1 : attempts - 1]
-            passed_over = again if address == first else takewhile(address.__ne__, decision.addresses)
-            before = [by_address[each] for each in passed_over if each in by_address]
+        passed_over: Iterable[str] = takewhile(address.__ne__, decision.addresses)
+        if address == first and code >= SERVER_ERROR and (attempts - 1) % len(decision.addresses) == 0:
+            passed_over = decision.addresses[1 : attempts - 1]
+        before = [by_address[each] for each in passed_over if each in by_address]
+        if before and not self._lost_prefill:  # else they waited for another, which is to blame
             unserved_at = blame_passed_over(before, self.sent_s, now_s, was_served=was_served)
         endpoint = by_address.get(address)
         if endpoint is None:

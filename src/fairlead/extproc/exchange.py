@@ -61,6 +61,7 @@ class Exchange:
     seen_events = 0  # of it, that brought tokens
     may_be_refusal = False  # a stream of which nothing was seen yet
     route = ""
+    attempts = 1  # that the gateway makes, if it fails
     answer_model: AnswerModel | None = None  # puts the client's name for the model back
     waiting: Waiting | None = None  # in the queue
     level: int | None = None  # of its priority, where that counts

@@ -9,7 +9,6 @@ from typing import Final
 from fairlead.api.headers import (
     API_KEY,
     ATTEMPTED_MODELS,
-    ATTEMPTS,
     CONTEXT_REUSE,
     NOT_FOR_ENGINES,
     QUESTION_ID,
@@ -26,7 +25,6 @@ from fairlead.extproc.pb.ext_proc_pb2 import HeaderMap, ProcessingRequest
 
 _SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 _SUBSET_KEY: Final = SUBSET.decode()
-_MOST_ATTEMPTS_DIGITS: Final = 2
 _SERVED_NAMESPACE: Final = "envoy.lb"
 _SERVED_KEY: Final = SERVED.decode()
 _STATUS_DIGITS: Final = 3
@@ -90,15 +88,6 @@ def status_and_type(header_map: HeaderMap) -> tuple[int, bytes]:
 def is_unanswered(header_map: HeaderMap) -> bool:
     """Whether the response is Envoy's own, as the engine's connection failed or ended before an answer."""
     return any(header.key == UNANSWERED for header in header_map.headers)
-
-
-def attempts(header_map: HeaderMap) -> int:
-    """How many requests the gateway made for this response; 1 where it does not say."""
-    for header in header_map.headers:
-        if header.key == ATTEMPTS:
-            value = header.raw_value or header.value
-            return int(value) if len(value) <= _MOST_ATTEMPTS_DIGITS and value.isdigit() else 1
-    return 1
 
 
 def forbidden_in(headers: Headers) -> list[str]:

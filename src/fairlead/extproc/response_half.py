@@ -11,7 +11,6 @@ from typing import Final
 from fairlead.api import headers as names
 from fairlead.api.answer_model import MOST_WHOLE_BYTES, AnswerModel
 from fairlead.api.stream_error import stream_error
-from fairlead.core.blame import SERVER_ERROR
 from fairlead.core.in_flight import ABORTED_CODE
 from fairlead.extproc import headers as h
 from fairlead.extproc import replies
@@ -55,7 +54,7 @@ def on_headers(exchange: Exchange, message: ProcessingRequest) -> Replies:
             services.clock_s(),
             in_one_piece=in_one_piece,
             unanswered=unanswered,
-            attempts=h.attempts(message.response_headers.headers) if code >= SERVER_ERROR else 1,
+            attempts=exchange.attempts,
         )
         if not in_flight.from_elsewhere:
             exchange.leave_prefill()

@@ -66,8 +66,11 @@ def routed(exchange: Exchange, picked: Pick | Refused, body: Body, *, end_of_str
         headers.append((names.FIRST_EVENT, b"1"))
         removed = [each for each in removed if each != names.FIRST_EVENT.decode()]
     made: Replies
+    if not picked.in_flight.from_elsewhere:
+        exchange.attempts = 1 + exchange.services.router.fallbacks
     if exchange.request_duplex:
         if not end_of_stream:
+            exchange.attempts = 1
             headers.append((names.SENT_ONCE, b"1"))
             removed = [each for each in removed if each != names.SENT_ONCE.decode()]
         sent = body if picked.body is None else picked.body
@@ -109,7 +112,9 @@ def routed_unread(exchange: Exchange, path: str, *, has_ended: bool) -> Replies:
     if route and named != in_flight.decision.model:
         headers.append((b":path", with_query_model(path, in_flight.decision.model).encode("latin-1")))
     removed = h.forbidden_in(exchange.headers)
+    exchange.attempts = 1 + router.fallbacks
     if not has_ended and exchange.request_duplex:
+        exchange.attempts = 1
         headers.append((names.SENT_ONCE, b"1"))
         removed = [each for each in removed if each != names.SENT_ONCE.decode()]
     made = replies.routed_headers(_destination(exchange, in_flight), headers, removed, _shown(exchange))

@@ -56,7 +56,6 @@ def routes(config: Config, mode: Mode) -> Part:
             {
                 "name": "pool",
                 "domains": ["*"],
-                "include_attempt_count_in_response": True,  # whose fault an error is depends on who was tried
                 "request_body_buffer_limit": config.gateway.max_body_bytes,
                 # Envoy adds the first for every client that is not internal; the second is the sidecar's secret.
                 "request_headers_to_remove": [
