@@ -148,7 +148,8 @@ async def test_what_only_a_restart_changes_stays_and_is_named_at_each_reload(fil
         for _ in range(2):
             with capture_logs() as logged:
                 await sidecar.reloading.reload()
-            (warning,) = [entry for entry in logged if entry["log_level"] == "warning"]
+            warning, of_envoy = [entry for entry in logged if entry["log_level"] == "warning"]
+            assert of_envoy["sections"] == ["listen", "gateway", "tenants"]
             assert set(warning["sections"]) == {
                 "listen", "sessions", "prefixes", "tenants", "decisions", "gateway.max_body_bytes",
             }  # fmt: skip
@@ -157,6 +158,25 @@ async def test_what_only_a_restart_changes_stays_and_is_named_at_each_reload(fil
         fixed = ("listen", "sessions", "prefixes", "tenants", "decisions")
         assert [getattr(shown, name) for name in fixed] == [getattr(before, name) for name in fixed]
         assert shown.gateway.max_body_bytes == before.gateway.max_body_bytes
+
+
+async def test_a_new_route_is_said_to_need_a_new_bootstrap(file: ConfigFile) -> None:
+    """Envoy has what serves without a sidecar in its bootstrap: there the route would be a 404."""
+    async with Sidecar(file.write()) as sidecar:
+        file.write(routes={"auto": ["small"]}, policy={"name": "random"})
+        with capture_logs() as logged:
+            await sidecar.reloading.reload()
+        (warning,) = [entry for entry in logged if entry["log_level"] == "warning"]
+        assert "`fairlead envoy`" in warning["event"]
+        assert warning["sections"] == ["routes"]
+
+
+async def test_what_envoy_has_no_part_in_needs_no_new_bootstrap(file: ConfigFile) -> None:
+    async with Sidecar(file.write()) as sidecar:
+        file.write(policy={"name": "random"}, pool=POOL | {"models": {"small": {"prefill_ms_per_token": 0.7}}})
+        with capture_logs() as logged:
+            await sidecar.reloading.reload()
+        assert [entry["event"] for entry in logged if entry["log_level"] != "info"] == []
 
 
 async def test_a_policy_that_did_not_change_keeps_its_tuner_and_what_was_learned(file: ConfigFile) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from fairlead import gateway
 from fairlead.config import Config, load
 from fairlead.errors import UserError
 from fairlead.extproc.services import Services
@@ -35,8 +36,10 @@ class Reloading:
     async def reload(self) -> None:
         """Put the file's present content in force, or keep the old one and say why."""
         try:
-            config, fixed = _with_what_is_fixed(await asyncio.to_thread(load, self._path), self._services.config)
+            written, now = await asyncio.to_thread(load, self._path), self._services.config
+            config, fixed = _with_what_is_fixed(written, now)
             await asyncio.to_thread(preflight, config, self._path.parent)
+            outdated = await asyncio.to_thread(_outdated, now, written)
             await self._in_force.apply(config)
         except UserError as error:
             self._services.recorder.reloads_refused += 1
@@ -50,6 +53,12 @@ class Reloading:
             return
         if fixed:
             log.warning("these sections need a restart to change", sections=fixed)
+        if outdated:
+            log.warning(
+                "Envoy keeps the bootstrap of an older configuration: write it again with `fairlead envoy` and restart "
+                "Envoy; until then a new route is a 404 whenever the sidecar is away",
+                sections=outdated,
+            )
         log.info("configuration reloaded", policy=config.policy.name, endpoints=len(config.pool.endpoints))
 
     async def watch(self, wanted: asyncio.Event) -> None:
@@ -73,3 +82,11 @@ def _with_what_is_fixed(new: Config, now: Config) -> tuple[Config, list[str]]:
         fixed["gateway"] = new.gateway.model_copy(update={"max_body_bytes": now.gateway.max_body_bytes})
         names.append("gateway.max_body_bytes")
     return new.model_copy(update=fixed), names
+
+
+def _outdated(old: Config, new: Config) -> list[str]:
+    """Sections of `new` that an Envoy with the bootstrap of `old` does not know."""
+    try:
+        return gateway.outdated_by(old, new)
+    except UserError as error:
+        raise new.located(error) from None
