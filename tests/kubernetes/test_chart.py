@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ EVERYTHING: Final = (
     "replicas=3", "redis.enabled=true", "networkPolicy.enabled=true", "serviceMonitor.enabled=true",
     "autoscaling.enabled=true", "tls.mode=secret", "tls.secretName=certificate", "priorityClassName=high",
 )  # fmt: skip
+PROMETHEUS: Final = CHART.parents[1] / "prometheus"
 WITHIN_S: Final = 60.0
 Json = dict[str, Any]
 
@@ -165,6 +167,17 @@ def test_containers_are_restricted() -> None:
             assert security["allowPrivilegeEscalation"] is False
             assert security["capabilities"] == {"drop": ["ALL"]}
             assert container["resources"]["requests"]
+
+
+def test_what_prometheus_scrapes_is_the_job_that_the_alerts_ask_for() -> None:
+    """Without a jobLabel the operator takes the Service's name, and no alert ever fires."""
+    documents = rendered("--set", "serviceMonitor.enabled=true")
+    monitor = one(documents, "ServiceMonitor")["spec"]
+    selected = monitor["selector"]["matchLabels"].items()
+    services = [each["metadata"]["labels"] for each in documents if each["kind"] == "Service"]
+    (admin,) = (labels for labels in services if selected <= labels.items())
+    rules = [path.read_text(encoding="utf-8") for path in (PROMETHEUS / "alerts.yaml", PROMETHEUS / "recording.yaml")]
+    assert {admin[monitor["jobLabel"]]} == set(re.findall(r'\bjob="([^"]+)"', "".join(rules)))
 
 
 @pytest.mark.parametrize(
