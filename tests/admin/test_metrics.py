@@ -17,6 +17,7 @@ from fairlead.core.ledger import Ticket
 from fairlead.core.pool import Pool
 from fairlead.core.reported import EngineIdentity
 from fairlead.core.router import Router
+from fairlead.discovery import SourceStatus
 from fairlead.edge.statistics import EdgeStatistics
 from fairlead.extproc.recorder import MOST_SERIES, Recorder
 from fairlead.policies import build_policy
@@ -170,3 +171,15 @@ def test_what_other_routers_left_is_shown_while_there_are_any() -> None:
     assert shown() == 0
     others.look(())
     assert shown() == pytest.approx(0.5)
+
+
+def test_a_source_that_was_never_read_is_as_old_as_the_sidecar_is() -> None:
+    conversation = Conversation()
+    services, now_s = conversation.services, 100.0
+    status = SourceStatus("dns", lambda: now_s)
+    services.discovery.statuses = (status,)
+    now_s = 142.0
+    status.failed("the name server does not answer")
+    shown = render(FairleadCollector(services)).decode()
+    assert 'fairlead_discovery_age_seconds{source="dns"} 42.0' in shown
+    assert 'fairlead_discovered_endpoints{source="dns"}' not in shown  # none is known: 0 would be a set that was read

@@ -29,7 +29,8 @@ def _sources(services: Services) -> Iterator[Metric]:
     endpoints = GaugeMetricFamily("fairlead_discovered_endpoints", "Endpoints that a source lists", labels=("source",))
     age = GaugeMetricFamily(
         "fairlead_discovery_age_seconds",
-        "Since when a source was last read; it grows while it cannot be, and its last set stays in force",
+        "How long ago a source was last read, or first asked where it never was; it grows while it cannot be, and its "
+        "last set stays in force",
         labels=("source",),
     )
     changes = CounterMetricFamily("fairlead_discovery_changes", "Sets that differed from the last", labels=("source",))
@@ -45,10 +46,10 @@ def _sources(services: Services) -> Iterator[Metric]:
         labels=("source",),
     )
     for status in services.discovery.statuses:
-        labels, age_s = (status.name,), status.age_s()
-        if age_s is not None:
+        labels = (status.name,)
+        if status.age_s() is not None:
             endpoints.add_metric(labels, len(status.endpoints or ()))
-            age.add_metric(labels, age_s)
+        age.add_metric(labels, status.unread_s())
         changes.add_metric(labels, status.changes)
         failures.add_metric(labels, status.failures)
         refused.add_metric(labels, status.refused)

@@ -8,7 +8,7 @@ last set stays in force. An empty set is obeyed.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -58,6 +58,10 @@ class SourceStatus:
     found_rules: RequestRules = NO_RULES  # in force from the source's next set on
     rules_failures: int = 0
     rules_error: str = ""  # why they are not renewed
+    followed_s: float = field(init=False)  # since when it is
+
+    def __post_init__(self) -> None:
+        self.followed_s = self.clock_s()
 
     def confirmed(self) -> None:
         """The source was reached, and the last set still holds."""
@@ -79,6 +83,11 @@ class SourceStatus:
     def age_s(self) -> float | None:
         """For how long the set has not been confirmed; None before the first."""
         return None if self.confirmed_s is None else max(0.0, self.clock_s() - self.confirmed_s)
+
+    def unread_s(self) -> float:
+        """The same, and before the first for how long it is followed."""
+        age_s = self.age_s()
+        return max(0.0, self.clock_s() - self.followed_s) if age_s is None else age_s
 
 
 class Source(Protocol):
