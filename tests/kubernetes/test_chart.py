@@ -16,7 +16,9 @@ from aiohttp import web
 from fairlead.addresses import host_and_port
 from fairlead.config import Config, parse
 from fairlead.gateway import EnvoyProcess, bootstrap, remembered, validate
+from fairlead.gateway.outdated import MADE_OF
 from fairlead.processes import free_ports
+from fairlead.serving.reload import FIXED_SECTIONS
 from tests.kubernetes.cluster import Namespace
 from tests.kubernetes.manifests import CHART, MANIFESTS, READY, manifest
 from tests.kubernetes.parts import KUBERNETES, part
@@ -167,6 +169,56 @@ def test_containers_are_restricted() -> None:
             assert security["allowPrivilegeEscalation"] is False
             assert security["capabilities"] == {"drop": ["ALL"]}
             assert container["resources"]["requests"]
+
+
+# One change of each section, written as values of the chart.
+CHANGES: Final = {
+    "listen": "listen.drain_s=7",
+    "sessions": "sessions.ttl=9",
+    "prefixes": "prefixes.ttl=9",
+    "tenants": "tenants.header=x-tenant",
+    "decisions": "decisions.path=decisions",
+    "tracing": "tracing.endpoint=http://collector:4318",
+    "gateway.max_body_bytes": "gateway.max_body_bytes=4096",
+    "gateway": "gateway.paths={/v1/files}",
+    "pool": "pool.models.large.max_model_len=8192",
+    "routes": "routes.auto={large}",
+    "clients": "clients.keys=keys.txt",
+    "admission": "admission.max_wait_s=9",
+    "policy": "policy.name=lmetric",
+    "observe": "observe.interval_ms=500",
+}
+
+
+def restarts_pods(section: str, mode: str) -> bool:
+    """Whether the chart gives the pods another template for a change of this section."""
+
+    def template(*arguments: str) -> Json:
+        found: Json = one(rendered("--set", f"mode={mode}", *arguments), "Deployment")["spec"]["template"]
+        return found
+
+    return template() != template("--set", f"config.{CHANGES[section]}")
+
+
+@pytest.mark.parametrize("mode", ["gateway", "standalone"])
+@pytest.mark.parametrize("section", [*FIXED_SECTIONS, "gateway.max_body_bytes"])
+def test_a_section_that_needs_a_restart_restarts_the_pods(section: str, mode: str) -> None:
+    assert restarts_pods(section, mode)
+
+
+@pytest.mark.parametrize("section", sorted({*MADE_OF} - {"discovery"}))  # of that Envoy knows only that there is any
+def test_a_change_of_what_envoys_bootstrap_is_made_of_restarts_its_pods(section: str) -> None:
+    assert restarts_pods(section, "standalone")
+
+
+@pytest.mark.parametrize("section", ["policy", "observe"])
+def test_a_section_that_is_read_again_restarts_nothing(section: str) -> None:
+    assert not restarts_pods(section, "standalone")
+
+
+@pytest.mark.parametrize("section", ["pool", "routes"])
+def test_behind_a_gateway_no_bootstrap_restarts_a_pod(section: str) -> None:
+    assert not restarts_pods(section, "gateway")
 
 
 def test_what_prometheus_scrapes_is_the_job_that_the_alerts_ask_for() -> None:

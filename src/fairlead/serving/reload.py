@@ -18,8 +18,8 @@ from fairlead.serving.in_force import InForce
 from fairlead.serving.preflight import preflight
 
 _WATCH_S: Final = 0.5
-# A reload cannot change these.
-_FIXED_SECTIONS: Final = ("listen", "sessions", "prefixes", "tenants", "decisions", "tracing")
+# A reload cannot change these; the Helm chart restarts pods for them.
+FIXED_SECTIONS: Final = ("listen", "sessions", "prefixes", "tenants", "decisions", "tracing")
 
 log = structlog.get_logger("fairlead")
 
@@ -76,7 +76,7 @@ class Reloading:
 
 def _with_what_is_fixed(new: Config, now: Config) -> tuple[Config, list[str]]:
     """`new` with the sections that need a restart taken from `now`, and the names of those that differ."""
-    fixed = {name: getattr(now, name) for name in _FIXED_SECTIONS if getattr(now, name) != getattr(new, name)}
+    fixed = {name: getattr(now, name) for name in FIXED_SECTIONS if getattr(now, name) != getattr(new, name)}
     names = list(fixed)
     if new.gateway.max_body_bytes != now.gateway.max_body_bytes:
         fixed["gateway"] = new.gateway.model_copy(update={"max_body_bytes": now.gateway.max_body_bytes})
