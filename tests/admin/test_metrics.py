@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead.admin.metrics import FairleadCollector, render
-from fairlead.api.refusals import no_endpoint
+from fairlead.api.refusals import no_endpoint, too_many_bodies
 from fairlead.core.endpoint import Role
 from fairlead.core.histogram import Histogram
 from fairlead.core.ledger import Ticket
@@ -118,6 +118,20 @@ def test_a_request_is_counted_by_route_model_endpoint_and_code() -> None:
     assert line in render(collector).decode().splitlines()
 
 
+def test_a_body_that_is_refused_is_no_endpoint_that_is_missing() -> None:
+    """Both are a 503, and for one of them somebody is woken up."""
+    conversation = Conversation()
+    recorder = conversation.services.recorder
+    for route, answer in (("", too_many_bodies()), ("large", no_endpoint()), ("", no_endpoint())):
+        recorder.refused(route, answer, 0.0, b"")
+    lines = render(FairleadCollector(conversation.services)).decode().splitlines()
+    assert {each for each in lines if each.startswith("fairlead_refused_requests_total")} == {
+        'fairlead_refused_requests_total{reason="too_many_bodies",route=""} 1.0',
+        'fairlead_refused_requests_total{reason="no_endpoint",route="large"} 1.0',
+        'fairlead_refused_requests_total{reason="no_endpoint",route=""} 1.0',
+    }
+
+
 @pytest.mark.parametrize("role", ["decode", "both"])
 def test_in_a_pool_with_roles_requests_that_another_computes_for_are_told_from_those_that_are_there(role: Role) -> None:
     spec: dict[str, Any] = {"kv_connector": "nixl", "identity": EngineIdentity("0.32.0")}
@@ -155,6 +169,8 @@ def test_names_that_clients_make_up_do_not_grow_the_page_without_bound() -> None
         recorder.refused(f"made-up-{number}", no_endpoint(), 0.0, b"")
     assert len(recorder.requests) <= MOST_SERIES + 1
     assert sum(recorder.requests.values()) == 2 * MOST_SERIES
+    assert len(recorder.refused_for) <= MOST_SERIES + 1
+    assert sum(recorder.refused_for.values()) == 2 * MOST_SERIES
 
 
 def test_what_other_routers_left_is_shown_while_there_are_any() -> None:

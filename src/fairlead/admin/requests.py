@@ -24,6 +24,14 @@ def metrics(recorder: Recorder, traced: Exemplars) -> Iterator[Metric]:
     for (route, model, endpoint, code), count in recorder.requests.items():
         requests.add_metric((route, model, endpoint, str(code)), count)
     yield requests
+    refused = CounterMetricFamily(
+        "fairlead_refused_requests",
+        "Requests that Fairlead refused itself, by the code of its error; no_endpoint: nothing that serves them is up",
+        labels=("route", "reason"),
+    )
+    for by, count in recorder.refused_for.items():
+        refused.add_metric(by, count)
+    yield refused
     yield histogram(
         "fairlead_decision_seconds",
         "Time from the whole body to the decision, parsing included",

@@ -107,6 +107,7 @@ class Recorder:
         self.endings: deque[Ending] = deque(maxlen=KEPT_DECISIONS)
         self.refusals: deque[Ending] = deque(maxlen=KEPT_DECISIONS)  # apart: a flood of them displaces no ending
         self.requests: dict[tuple[str, str, str, int], int] = {}  # by route, model, endpoint, code
+        self.refused_for: dict[tuple[str, str], int] = {}  # by route, and the code of our error
         self.durations: dict[str, Histogram] = {}  # by model
         self.attempts: dict[str, int] = {}  # by model
         self.prompt_tokens: dict[str, int] = {}  # by model
@@ -194,7 +195,13 @@ class Recorder:
         """Fairlead answered a request itself."""
         self._count_end(route, "", "", answer.status)
         shown_id = request_id[:_SHOWN_ID_BYTES]
-        body = answer.body if answer.status >= _LEAST_ERROR else b""  # a list of models may be long
+        is_error = answer.status >= _LEAST_ERROR
+        if is_error:
+            key = (route, answer.details.removeprefix("fairlead_"))
+            if key not in self.refused_for and len(self.refused_for) >= MOST_SERIES:
+                key = ("", key[1])
+            self.refused_for[key] = self.refused_for.get(key, 0) + 1
+        body = answer.body if is_error else b""  # a list of models may be long
         self.refusals.append(Ending(time.time(), shown_id, route, "", "", answer.status, duration_s, refusal=body))
 
     def _count_end(self, route: str, model: str, endpoint: str, code: int) -> None:
