@@ -180,6 +180,22 @@ def test_a_misspelt_key_is_reported_with_what_it_may_have_been_and_what_else_is_
     assert "listen" not in reported
 
 
+@pytest.mark.parametrize(
+    ("observe", "place"),
+    [("{interval_ms: 5000}", "interval_ms"), ("{interval_ms: 500, stale_ms: 499}", "stale_ms")],
+    ids=["default", "written"],
+)
+def test_reports_that_would_be_stale_before_they_are_read_again_are_refused(observe: str, place: str) -> None:
+    with pytest.raises(ConfigError, match=rf"f\.yaml:2: observe\.{place}: numbers are read every .*; write a stale_ms"):
+        parse(MINIMAL + f"observe: {observe}\n", "f.yaml")
+    parse(MINIMAL + "observe: {interval_ms: 500, stale_ms: 500}\n")
+
+
+def test_reports_that_are_read_too_rarely_for_the_alert_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"observe\.interval_ms: must be 60000 or less, not 60001"):
+        parse(MINIMAL + "observe: {interval_ms: 60001, stale_ms: 90000}\n", "f.yaml")
+
+
 def test_keys_of_a_merged_mapping_are_where_they_were_written() -> None:
     text = "pool:\n  endpoints:\n    - &first\n      address: '127.0.0.1:1'\n      model: ''\n    - <<: *first\n"
     with pytest.raises(ConfigError) as caught:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, PlainSerializer, PositiveInt
+from pydantic import AfterValidator, Field, PlainSerializer, PositiveInt, model_validator
 
 from fairlead.addresses import without_password
+from fairlead.config.errors import InvalidAtError
 from fairlead.section import Section
 
 _Interval = Annotated[int, Field(ge=10)]  # milliseconds
+_ReportInterval = Annotated[int, Field(ge=10, le=60_000)]  # FairleadEngineUnwatched looks at five minutes
 
 
 class Observe(Section):
     """How the sidecar watches its engines, off the request path. Intervals are jittered by a fifth."""
 
-    interval_ms: _Interval = 250  # between reads of /metrics; and of /health while an engine's health is in doubt
+    interval_ms: _ReportInterval = 250  # between reads of /metrics; and of /health while an engine's health is in doubt
     health_interval_ms: _Interval = 1000
     rtt_interval_ms: _Interval = 5000  # between measurements of the round trip
     rtt_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3  # weight of the newest round trip in the smoothed one
@@ -26,6 +28,17 @@ class Observe(Section):
     messages_per_second: Annotated[float, Field(ge=0)] = 500.0  # that these may have: each part of a stream is one
     state: Annotated[str, Field(min_length=1)] | None = None  # a file that keeps what was learned over restarts
     stale_ms: PositiveInt = 3000  # after this, numbers that could not be read or do not move are not believed
+
+    @model_validator(mode="after")
+    def _reports_are_renewed_before_they_are_stale(self) -> Self:
+        if self.stale_ms < self.interval_ms:
+            written = "stale_ms" if "stale_ms" in self.model_fields_set else "interval_ms"  # the other may be a default
+            message = (
+                f"numbers are read every {self.interval_ms} ms and are stale after {self.stale_ms} ms; write "
+                f"a stale_ms of {self.interval_ms} or more, best several intervals, or a shorter interval_ms"
+            )
+            raise InvalidAtError((written,), message)
+        return self
 
 
 def _folder_or_bucket(value: str) -> str:
