@@ -86,6 +86,8 @@ def test_an_unknown_mode_is_wrong_use(app: typer.Typer, config: Path) -> None:
     [
         (["--admin", "9901"], "admin: .*has no host"),
         (["--admin", "localhost:9901"], "^--admin: .*write 127.0.0.1:9901"),
+        (["--admin", "127.0.0.1:8080"], '--admin: "127.0.0.1:8080" and gateway.listen "127.0.0.1:8080" are one port'),
+        (["--admin", "0.0.0.0:9003"], '--admin: "0.0.0.0:9003" and listen.admin "127.0.0.1:9003" are one port'),
         (["--output", "/nonexistent/envoy.yaml"], "--output /nonexistent/envoy.yaml: cannot be written"),
         (["--config", "/nonexistent/fairlead.yaml"], "cannot be read"),
     ],
@@ -97,6 +99,19 @@ def test_a_mistake_is_reported_in_a_sentence(
 
     assert isinstance(result.exception, UserError)
     assert re.search(sentence, str(result.exception))
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["same name", "link"])
+def test_the_configuration_is_not_overwritten(app: typer.Typer, config: Path, linked: bool) -> None:
+    output = config
+    if linked:
+        output = config.with_name("envoy.yaml")
+        output.symlink_to(config)
+    result = CliRunner().invoke(app, ["envoy", "--config", str(config), "--output", str(output)])
+
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception).startswith(f"--output {output}: is the configuration itself; name another file")
+    assert config.read_text() == SMALL
 
 
 def test_what_envoy_cannot_do_is_reported_with_the_line_of_its_key(app: typer.Typer, config: Path) -> None:

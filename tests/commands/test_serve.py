@@ -140,6 +140,15 @@ def test_up_reports_an_address_that_envoy_cannot_use_by_its_option_before_it_ask
     assert done.stderr.startswith(f'fairlead: {option}: "localhost" is a name')
 
 
+async def test_up_gives_envoys_admin_page_a_port_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "up.yaml"
+    async with running_engine(engine("small")) as one:
+        arguments = ["--listen", "127.0.0.1:7999", "--envoy-admin", "127.0.0.1:7999", "--config", str(path)]
+        done = await asyncio.to_thread(run, "up", f"http://{one.address}", *arguments)
+    assert (done.returncode, path.exists()) == (2, False)
+    assert '--envoy-admin: "127.0.0.1:7999" and gateway.listen "127.0.0.1:7999" are one port' in done.stderr
+
+
 async def test_up_does_not_overwrite_a_configuration_of_yours(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(CONFIG)

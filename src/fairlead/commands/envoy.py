@@ -32,11 +32,15 @@ def envoy(
     """Write the Envoy in front of the pool: listener, retries, health checks, and the call to the sidecar."""
     from fairlead import gateway
     from fairlead.config import load
+    from fairlead.config.agreement import listens_apart
     from fairlead.errors import UserError
     from fairlead.gateway import remembered
 
     loaded = load(config)
     gateway.listen_on("--admin", admin)
+    listens_apart("--admin", admin, loaded)
+    if Path(output).exists() and Path(output).samefile(config):  # also by a link
+        raise UserError(f"--output {output}: is the configuration itself; name another file, such as envoy.yaml")
     try:
         tree = gateway.bootstrap(loaded, admin_address=admin, mode=mode)
     except UserError as error:

@@ -39,6 +39,7 @@ def up(
 
     from fairlead import gateway
     from fairlead.config import parse
+    from fairlead.config.agreement import listens_apart
     from fairlead.engines.introduction import discover
     from fairlead.serving.logs import set_up_logs
 
@@ -50,7 +51,7 @@ def up(
     engines = _that_serve_alone(found)
     document = {"listen": {"grpc": grpc, "admin": admin}, "gateway": {"listen": listen}, **_pool(engines)}
     text = _MARK + yaml.safe_dump(document, sort_keys=False)
-    parse(text, str(config))
+    listens_apart("--envoy-admin", envoy_admin, parse(text, str(config)))
     _write(config, text)
     for engine in engines:
         typer.echo(f"engine:    {engine.address}: {engine.model} ({engine.engine})")

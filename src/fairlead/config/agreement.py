@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from fairlead.addresses import are_one, reaches
 from fairlead.config.errors import InvalidAtError, dotted
 from fairlead.config.routes import ANY_ROUTE
+from fairlead.errors import UserError
 from fairlead.policies import build_policy
 from fairlead.tuning.weights import BOXES
 
@@ -37,19 +38,33 @@ def _envoy_can_know_the_endpoints(config: Config) -> Iterator[InvalidAtError]:
         yield InvalidAtError(("gateway", "endpoints"), message)
 
 
-def _each_listens_at_a_port_of_its_own(config: Config) -> Iterator[InvalidAtError]:
-    listeners = {
+def listens_apart(key: str, address: str, config: Config) -> None:
+    """Raises UserError if one of the configuration's own listeners has the port of `address`, which is not in it."""
+    for path, listener in _listeners(config).items():
+        if are_one(address, listener):
+            raise UserError(f"{key}: {_one_port(address, path, listener)}")
+
+
+def _listeners(config: Config) -> dict[tuple[str, str], str]:
+    addresses = {
         ("listen", "grpc"): config.listen.grpc,
         ("listen", "admin"): config.listen.admin,
         ("gateway", "listen"): config.gateway.listen,
     }
-    listeners = {path: address for path, address in listeners.items() if not address.startswith("unix:")}
+    return {path: address for path, address in addresses.items() if not address.startswith("unix:")}
+
+
+def _one_port(address: str, path: tuple[str, str], listener: str) -> str:
+    return f'"{address}" and {dotted(path)} "{listener}" are one port; choose another for one of them'
+
+
+def _each_listens_at_a_port_of_its_own(config: Config) -> Iterator[InvalidAtError]:
+    listeners = _listeners(config)
     written = sorted(listeners, key=lambda path: path[1] in getattr(config, path[0]).model_fields_set)
     for index, path in enumerate(written):  # a conflict with a default is reported at the key that was written
         for earlier in written[:index]:
             if are_one(listeners[path], listeners[earlier]):
-                message = f'"{listeners[path]}" and {dotted(earlier)} "{listeners[earlier]}" are one port'
-                yield InvalidAtError(path, f"{message}; choose another for one of them")
+                yield InvalidAtError(path, _one_port(listeners[path], earlier, listeners[earlier]))
     for index, endpoint in enumerate(config.pool.endpoints):
         for path, listener in listeners.items():
             if reaches(endpoint.address, listener):
