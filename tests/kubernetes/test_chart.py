@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -261,3 +262,23 @@ def test_replicas_that_share_nothing_are_refused() -> None:
 @pytest.mark.parametrize("wrong", ["mode=sidecar", "tls.mode=on", "modelServers.targetPorts={70000}", "mdoe=gateway"])
 def test_a_value_that_is_none_is_refused(wrong: str) -> None:
     assert helm("template", "release", str(CHART), "--set", wrong).returncode != 0
+
+
+CLOSED: Final = (
+    "image", "redis", "envoy", "service", "serviceAccount", "pdb", "autoscaling", "serviceMonitor", "networkPolicy",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("section", CLOSED)
+def test_a_key_that_no_template_reads_is_refused(section: str) -> None:
+    """It would be left out without a word: a monitor with `labels` is one that no Prometheus selects."""
+    assert helm("template", "release", str(CHART), "--set", f"{section}.labels=x").returncode != 0
+
+
+def test_the_schema_takes_the_keys_of_the_values_and_all_that_the_templates_read() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["properties"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    templates = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").iterdir())
+    for section in CLOSED:
+        known = set(schema[section]["properties"])
+        assert set(re.findall(rf"\.Values\.{section}\.(\w+)", templates)) <= known == set(values[section])
