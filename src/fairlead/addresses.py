@@ -6,6 +6,7 @@ Each check returns its text or raises ValueError that says what to write instead
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
 from typing import Annotated, Final
@@ -15,6 +16,8 @@ from pydantic import AfterValidator
 
 def host_and_port(address: str) -> tuple[str, int]:
     """Split `host:port` or `[v6]:port`. Raises ValueError with what to write instead."""
+    if "@" in address:  # not shown: there may be a password before it
+        raise ValueError("has an @, and credentials are no part of an address; write host:port, such as 10.0.0.1:8000")
     if "://" in address:
         raise ValueError(f'"{address}" is a URL; write host:port, for example {address.split("://", 1)[1].rstrip("/")}')
     host, colon, port = address.rpartition(":")
@@ -31,7 +34,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     if host.startswith("[") or host.endswith("]"):
         if not (host.startswith("[") and host.endswith("]") and _is_ipv6(host[1:-1])):
             raise ValueError(f'"{host}" is not an IPv6 address in brackets; write [::1]:{port}, or a name without them')
-    elif any(character.isspace() or character in "/,@" for character in host):
+    elif any(character.isspace() or character in "/," for character in host):
         raise ValueError(f'"{host}" is not a host name or address')
     return host.strip("[]"), int(port)
 
@@ -100,8 +103,22 @@ def _grpc_address(value: str) -> str:
     if value.startswith("unix:"):
         if len(value) < len("unix:/x") or not value.startswith("unix:/"):
             raise ValueError(f'"{value}" is not an absolute socket path; write unix:/run/fairlead.sock')
+        size_bytes = len(os.fsencode(value)) - len("unix:")
+        if size_bytes > _LONGEST_SOCKET_PATH:
+            message = f"a socket's path may have {_LONGEST_SOCKET_PATH} bytes, this one has {size_bytes}"
+            raise ValueError(f"{message}; write a shorter one, for example unix:/run/fairlead.sock")
         return value
     return _address(value)
+
+
+def _asked_host(value: str) -> str:
+    """Raises ValueError for what no `Host` header can be without its port."""
+    if not re.fullmatch(r"[^\s/:@?#*\[\]]+", value) and not _is_ipv6(value.removeprefix("[").removesuffix("]")):
+        example = "fairlead.prod.svc"
+        if found := re.fullmatch(r"(?:\w+://)?([A-Za-z0-9._-]+)(?::\d+)?/?", value):
+            example = found[1]
+        raise ValueError(f'"{value}" is not a host name alone, and is never asked for; write {example}')
+    return value
 
 
 def _store(value: str) -> str:
@@ -136,10 +153,12 @@ def _zmq_address(value: str) -> str:
     return value
 
 
+_LONGEST_SOCKET_PATH: Final = 107  # Linux has room for 108 bytes, the last of which is 0
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
 _EVERY_HOST: Final = frozenset({"0.0.0.0", "::"})
 
 Address = Annotated[str, AfterValidator(_address)]
+AskedHost = Annotated[str, AfterValidator(_asked_host)]
 HeaderName = Annotated[str, AfterValidator(header_name)]
 GrpcAddress = Annotated[str, AfterValidator(_grpc_address)]
 ZmqAddress = Annotated[str, AfterValidator(_zmq_address)]

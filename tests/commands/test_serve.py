@@ -133,6 +133,15 @@ def test_up_says_what_an_engine_with_tls_needs() -> None:
     )
 
 
+@pytest.mark.parametrize("url", ["http://user:hush@127.0.0.1:1", "https://user:hush@127.0.0.1:1", "user:hush@h:1/x"])
+def test_up_shows_no_password_of_an_engine_and_writes_nothing(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "up.yaml"
+    done = run("up", url, "--config", str(path))
+    assert (done.returncode, path.exists()) == (2, False)
+    assert "without credentials; an engine's API key goes into a file: pool.api_key_file" in done.stderr
+    assert "hush" not in done.stderr + done.stdout
+
+
 @pytest.mark.parametrize("option", ["--listen", "--envoy-admin"])
 def test_up_reports_an_address_that_envoy_cannot_use_by_its_option_before_it_asks_engines(option: str) -> None:
     done = run("up", "http://127.0.0.1:1", option, "localhost:80")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -108,6 +109,13 @@ def test_one_endpoint_is_enough() -> None:
         (MINIMAL + "prefixes: {max_bytes: 1e99999999}\n", 'must be a whole number, not "1e99999999"'),
         (MINIMAL + "gateway: {fallbacks: -1}\n", "gateway.fallbacks: must be 0 or more, not -1"),
         (MINIMAL + "listen: {grpc: 'unix:sock'}\n", "is not an absolute socket path"),
+        (MINIMAL + f"listen: {{grpc: 'unix:/{'x' * 107}'}}\n",
+         "f.yaml:2: listen.grpc: a socket's path may have 107 bytes, this one has 108; write a shorter one"),
+        (MINIMAL + "listen: {admin_hosts: [ok, 'http://fairlead.prod.svc']}\n",
+         'f.yaml:2: listen.admin_hosts[1]: "http://fairlead.prod.svc" is not a host name alone, and is never asked '
+         "for; write fairlead.prod.svc"),
+        (MINIMAL + "listen: {admin_hosts: ['fairlead:9003']}\n", "never asked for; write fairlead"),
+        (MINIMAL + "listen: {admin_hosts: ['*.svc']}\n", "never asked for; write fairlead.prod.svc"),
         (MINIMAL + "listen:\n  tls: {certificate: a.pem}\n", "f.yaml:3: listen.tls.key: is required: the path"),
         (MINIMAL + "listen:\n  tls: {}\n", "f.yaml:3: listen.tls.certificate: is required: the path of a file in PEM"),
         (MINIMAL + "listen:\n  tls: {certificate: a, key: b, self_signed: true}\n",
@@ -155,6 +163,24 @@ def test_what_is_wrong_is_reported_with_its_line_its_path_and_what_to_change(tex
     with pytest.raises(ConfigError) as caught:
         parse(text, "f.yaml")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["http://user:hush@h:1", "user:hush@h:1", "hush@h", "user:hush@[::1]:1"])
+def test_a_password_before_an_engines_address_is_refused_and_not_shown(address: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(f"pool: {{endpoints: [{{address: '{address}', model: m}}]}}\n", "f.yaml")
+    assert "f.yaml:1: pool.endpoints[0].address: has an @, and" in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_names_and_addresses_by_which_the_admin_port_is_asked_are_taken() -> None:
+    hosts = ("fairlead", "fairlead.prod.svc.", "sidecar_1", "10.0.0.1", "::1", "[::1]", "bücher.example")
+    assert parse(f"{MINIMAL}listen: {{admin_hosts: {json.dumps(hosts)}}}\n").listen.admin_hosts == hosts
+
+
+def test_a_sockets_path_may_be_as_long_as_linux_takes_it() -> None:
+    grpc = f"unix:/{'x' * 106}"
+    assert parse(f"{MINIMAL}listen: {{grpc: '{grpc}'}}\n").listen.grpc == grpc
 
 
 def test_every_mistake_is_reported_at_once() -> None:

@@ -37,8 +37,8 @@ def migrate(
 
     A session moves at its next request: its KV is copied where both engines can do that, and computed again where they
     cannot. A drained endpoint gets no new sessions; those that sent no request in time compute their context again
-    elsewhere. With several sidecars, drain on each of them. The sidecar allows it to who has its token
-    (listen.admin_token_file).
+    elsewhere. With several sidecars over Redis it holds at all of them; without Redis, drain on each. The sidecar
+    allows it to who has its token (listen.admin_token_file).
     """
     import httpx
 

@@ -105,6 +105,9 @@ def _that_serve_alone(engines: list[FoundEngine]) -> list[FoundEngine]:
 
 
 def _address(url: str) -> str:
+    if "@" in url:  # not shown: there may be a password before it
+        key = "an engine's API key goes into a file: pool.api_key_file in a fairlead.yaml; see docs/engines.md"
+        raise UserError(f"write an engine as http://host:port, without credentials; {key}")
     if url.startswith("https:"):
         needs = (
             "the CA that signed its certificate and the name in it: pool.tls in a fairlead.yaml; see docs/engines.md"

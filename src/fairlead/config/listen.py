@@ -7,11 +7,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fairlead.addresses import Address, GrpcAddress
+from fairlead.addresses import Address, AskedHost, GrpcAddress
 from fairlead.config.errors import InvalidAtError
-from fairlead.config.values import Names
 from fairlead.edge.tls import TlsFiles
 from fairlead.section import Section
+
+_AskedHosts = Annotated[tuple[AskedHost, ...], Field(strict=False)]
 
 
 class Tls(Section):
@@ -46,7 +47,7 @@ class Listen(Section):
     server: Literal["native", "grpcio"] = "native"  # the gRPC implementation
     tls: Tls | None = None
     admin: Address = "127.0.0.1:9003"
-    admin_hosts: Names = ()  # host names of the admin port, besides IP addresses and localhost
+    admin_hosts: _AskedHosts = ()  # host names of the admin port, besides IP addresses and localhost
     admin_token_file: Annotated[str, Field(min_length=1)] | None = (
         None  # one line; who sends it may drain, move sessions
     )
