@@ -314,6 +314,22 @@ def test_it_fits_the_width_of(admin: AdminPort, browser: Browser, width: int) ->
     assert browser.js("return document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("width", [1000, 1200])
+def test_the_address_of_a_decision_stands_in_one_line_with_its_port(
+    admin: AdminPort, browser: Browser, width: int
+) -> None:
+    admin.decide(x_fairlead_attempted_models=",".join(["small"] * 12))
+    browser.open(admin.url, width)
+    browser.until(lambda: browser.count("#decisions tbody tr") > 0, "a decision is shown")
+    lines = browser.js(
+        "const cell = document.querySelector('#decisions td:nth-child(3)'), range = document.createRange();"
+        "cell.firstChild.textContent = '10.244.13.87:31637';"
+        "range.selectNodeContents(cell.firstChild); return range.getClientRects().length"
+    )
+    assert lines == 1
+    assert browser.js("return document.documentElement.scrollWidth") <= width
+
+
 def test_it_is_dark_where_the_person_wants_dark(admin: AdminPort, browser: Browser) -> None:
     def brightness(dark: bool) -> int:
         browser.open(admin.url, dark=dark)
