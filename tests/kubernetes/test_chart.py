@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -182,7 +183,7 @@ CHANGES: Final = {
     "tracing": "tracing.endpoint=http://collector:4318",
     "gateway.max_body_bytes": "gateway.max_body_bytes=4096",
     "gateway": "gateway.paths={/v1/files}",
-    "pool": "pool.models.large.max_model_len=8192",
+    "pool": "pool.models.large.max_model_len=8192",  # another model
     "routes": "routes.auto={large}",
     "clients": "clients.keys=keys.txt",
     "admission": "admission.max_wait_s=9",
@@ -215,6 +216,31 @@ def test_a_change_of_what_envoys_bootstrap_is_made_of_restarts_its_pods(section:
 @pytest.mark.parametrize("section", ["policy", "observe"])
 def test_a_section_that_is_read_again_restarts_nothing(section: str) -> None:
     assert not restarts_pods(section, "standalone")
+
+
+def pods(engines: Sequence[tuple[str, str]], decode_ms: float = 1.0, endpoints: str = "eds") -> Json:
+    """The template of a pool of these engines, by address and model."""
+    listed = [{"address": address, "model": model} for address, model in engines]
+    config = {
+        "gateway": {"endpoints": endpoints},
+        "pool": {"endpoints": listed, "models": {"m": {"decode_ms_per_token": decode_ms}}},
+    }
+    documents = rendered("--set", "mode=standalone", "--set-json", f"config={json.dumps(config)}")
+    found: Json = one(documents, "Deployment")["spec"]["template"]
+    return found
+
+
+def test_an_engine_that_comes_or_a_constant_that_changes_restarts_nothing() -> None:
+    """Envoy hears of addresses from the sidecar, and of constants it knows nothing."""
+    one_engine = pods([("10.0.0.1:8000", "m")])
+    assert pods([("10.0.0.1:8000", "m"), ("10.0.0.2:8000", "m")]) == one_engine
+    assert pods([("10.0.0.1:8000", "m")], decode_ms=2.0) == one_engine
+    assert pods([("10.0.0.1:8000", "other")]) != one_engine
+
+
+def test_where_envoy_has_a_static_list_another_engine_restarts_the_pods() -> None:
+    engines = [("10.0.0.1:8000", "m"), ("10.0.0.2:8000", "m")]
+    assert pods(engines, endpoints="static") != pods(engines[:1], endpoints="static")
 
 
 @pytest.mark.parametrize("section", ["pool", "routes"])
