@@ -89,6 +89,7 @@ def page(runs: Runs) -> str:
     if not over:
         return "# Against the rule that was best on other seeds\n\nNothing has been run yet.\n"
     known = {each.case for each in over}
+    worlds = dict.fromkeys(each.case.world for each in over)
     together = [cell for cell in traffic.cells(runs, LEADING, BOTH) if cell.case in known]
     heads = ("World", "Columns", "`fairlead` over that rule", "That rule over the best", "Over 1.08", "Worst", "where")
     mine = ("Case", "Time", "`fairlead`, s", "Best baseline", "its time, s", "Ratio", "Place")
@@ -96,7 +97,7 @@ def page(runs: Runs) -> str:
         "\n\n".join(
             (
                 "# Against the rule that was best on other seeds, recorded traffic in simulated time",
-                f"- Command: `python benchmarks/papers/held_out.py`\n"
+                f"- Command: `python benchmarks/papers/held_out.py {' '.join(worlds)}`\n"
                 f"- Commits: {runs.commits}; written {date()}\n"
                 f"- Seeds: {', '.join(map(str, FIRST))} and {', '.join(map(str, OTHER))}; weights were chosen on "
                 f"{', '.join(map(str, weights.SEEDS))}\n"

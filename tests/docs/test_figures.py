@@ -76,3 +76,20 @@ def test_how_far_the_next_policies_are_on_what_was_drawn_at_random() -> None:
     assert told("README.md", sentence) == [ours, one, other]
     ranked = [row.split("`")[1] for row in DRAWN.splitlines() if row.startswith("| `")]
     assert ranked[:3] == ["fairlead", "lmetric", "unified"]
+
+
+def held_out(world: str) -> tuple[float, float]:
+    """`fairlead` over the rule that was best on other seeds, and that rule over the best."""
+    page = (ROOT / "benchmarks/results/papers/held_out.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| {re.escape(world)} \| \d+ \| ([\d.]+) \| ([\d.]+) \|", page, re.MULTILINE)
+    return float(row[0]), float(row[1])
+
+
+def test_how_far_it_is_from_the_rule_that_was_best_on_other_seeds() -> None:
+    times = [held_out(f"plain: {time}")[0] for time in ("TTFT p95", "E2E p95", "E2E mean")]
+    first, last, mean = times
+    words = words_of("docs/results.md")
+    assert f"`fairlead` takes {held_out('plain')[0]:.3f} of its time in the plain world" in words
+    assert f"(first tokens {first:.3f}, p95 to the end {last:.3f}, mean {mean:.3f})" in words
+    assert f"that rule takes {held_out('plain')[1]:.3f} of the best's" in words
+    assert f"it is {held_out('drifting')[0]:.3f} against the rule found on other seeds" in words
