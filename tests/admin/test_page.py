@@ -305,7 +305,7 @@ async def test_its_security_policy_refuses_inline_scripts_and_other_hosts(admin:
     assert page.count("<script") == page.count('<script type="module" src="page/status.js">') == 1
 
 
-@pytest.mark.parametrize("width", [360, 768, 1200])
+@pytest.mark.parametrize("width", [360, 768, 830, 950, 1200])
 def test_it_fits_the_width_of(admin: AdminPort, browser: Browser, width: int) -> None:
     admin.decide(x_fairlead_attempted_models="small")
     browser.open(admin.url, width)
