@@ -104,6 +104,8 @@ def test_odd_metadata_counts_as_no_attempt(metadata: object) -> None:
         ("/v1/responses", {"max_output_tokens": 7}, 7),
         ("/generate", {"sampling_params": {"max_new_tokens": 7}}, 7),
         ("/v1/completions", {"max_tokens": "many"}, None),
+        ("/v1/embeddings", {"input": "text"}, 0),
+        ("/v1/embeddings", {"input": "text", "max_tokens": 7}, 0),
         ("/v1/completions", {"max_tokens": -1}, None),
         ("/v1/completions", {}, None),
     ],

@@ -88,6 +88,14 @@ def test_each_answer_that_it_asks_for_is_paid(world: World) -> None:
     assert world.paid(b"u") == one + 70
 
 
+def test_an_embedding_pays_for_its_text_alone(world: World) -> None:
+    body = json.dumps({"model": "small", "input": "hello " * 100}).encode()
+    Conversation(world.services).say(
+        request_headers(path="/v1/embeddings", extra={"x-tenant": "t"}), request_body(body)
+    )
+    assert 50 < world.paid() < 200
+
+
 @pytest.mark.parametrize(
     ("path", "body", "content_type"),
     [

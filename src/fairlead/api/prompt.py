@@ -34,7 +34,7 @@ from fairlead.api.json_body import (
 )
 from fairlead.api.media import Media
 from fairlead.api.multipart import field_spans
-from fairlead.api.paths import GENERATION_PATHS, MESSAGES, MODEL_OPTIONAL_PATHS, TOKENIZER_PATHS
+from fairlead.api.paths import EMBEDDINGS, GENERATION_PATHS, MESSAGES, MODEL_OPTIONAL_PATHS, TOKENIZER_PATHS
 from fairlead.api.prompt_pieces import pieces_of, placed, reply_span, without_cache_marks
 from fairlead.api.reserved import RESERVED_KEYS, carries, may_carry
 from fairlead.api.spans import Span
@@ -128,7 +128,7 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
         text if user_text is None else bytes(user_text),
         len(media),
         () if read.metadata is UNSET else attempted(read.metadata),
-        output_limit(read, sampling),
+        0 if path == EMBEDDINGS else output_limit(read, sampling),
         reserved,
         read.stream is not UNSET and is_true(read.stream),
         read.stream_options is not UNSET and wants_usage(read.stream_options),
