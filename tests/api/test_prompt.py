@@ -157,13 +157,6 @@ def test_a_number_of_answers_is_read_in_every_form_that_engines_take(written: st
     assert prompt.max_output_tokens == (128 if number == 128 else None)
 
 
-@pytest.mark.parametrize("written", ["1", "1.0", '"true"', '"True"', '"yes"', '"on"', '"T"'])
-def test_a_stream_is_asked_for_in_every_form_that_engines_take(written: str) -> None:
-    prompt = parse(b'{"model":"m","messages":[],"stream":%b}' % written.encode(), "/v1/chat/completions")
-    assert isinstance(prompt, Prompt)
-    assert prompt.streams
-
-
 def test_an_error_names_the_parameter() -> None:
     assert parse(b'{"model": 3}', "/v1/completions") == Malformed("Expected `str | null`, got `int` at model", "model")
 

@@ -145,6 +145,16 @@ def test_an_answer_to_a_prompt_clears_no_parameter_that_engines_fail_at(engines:
     assert failures == [3, 1, 0, 0, 0]
 
 
+def test_requests_of_one_prompt_that_were_each_answered_are_no_sign_however_they_take_turns(engines: Engines) -> None:
+    text, keys = 99, (DEADLY, OTHER)
+    for key in keys:
+        engines.answered(engines.sent(key, text=text))
+    for _ in range(5):
+        for key in keys:
+            engines.all_work()
+            assert engines.failed(engines.sent(key, text=text)) == 3
+
+
 def test_an_outage_of_all_engines_makes_no_prompt_refused_however_often_it_is_repeated(engines: Engines) -> None:
     under_way = [engines.sent(key) for key in range(10)]
     for in_flight in under_way:

@@ -24,7 +24,6 @@ _MOST_COUNTED: Final = 4096  # lists, exactly: some 0.3 ms
 _LEAST_TOO_MANY: Final = 1e9  # tokens
 _MOST_NUMBER_BYTES: Final = 64
 _NOT_ASKED: Final = frozenset({b"null", b"false", b"-1"})  # SGLang's default of where log-probabilities start is -1
-_TRUE: Final = frozenset({b"true", b"t", b"yes", b"y", b"on", b"1", b"1.0"})
 _OPENING_BRACKET: Final = ord("[")
 _MOST_SHORT_BYTES: Final = 1 << 14  # of a value that is decoded: OpenAI's metadata has at most 16 pairs of 576
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -182,12 +181,6 @@ def answers_of(read: Body, sampling: Sampling | None) -> int:
 def _answers(value: msgspec.Raw) -> int:
     number = _number(value)
     return 1 if number is None or number < 1 else int(min(number, MOST_ANSWERS))
-
-
-def is_true(value: msgspec.Raw) -> bool:
-    """As pydantic reads it for engines: `1` and `"yes"` are true as well."""
-    written = bytes(value)
-    return written == b"true" or written.strip(b'"').lower() in _TRUE
 
 
 def conversations_in(messages: Slice) -> int:

@@ -24,7 +24,33 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
     used_s: float  # when its prompt was committed there
     prompt_tokens: int | None  # as the engine reported them
     reply_tokens: int | None
-    cause: int = 0  # of the request: see `RequestFacts`
+
+
+class AnsweredRequests:
+    """Requests that an engine has answered as they were sent, by `RequestFacts.cause`: they are no engine's death.
+
+    The oldest half goes when it is full.
+    """
+
+    __slots__ = ("_new", "_old")
+
+    def __init__(self) -> None:
+        self._new: dict[int, str] = {}  # the last engine that did
+        self._old: dict[int, str] = {}
+
+    def __contains__(self, cause: int) -> bool:
+        return cause in self._new or cause in self._old
+
+    def add(self, cause: int, address: str) -> None:
+        self._new[cause] = address
+        if len(self._new) >= MOST:
+            self._old, self._new = self._new, {}
+
+    def drop(self, cause: int, address: str) -> None:
+        """The engine there has not answered it after all."""
+        for answers in (self._new, self._old):
+            if answers.get(cause) == address:
+                del answers[cause]
 
 
 class AnsweredPrompts:

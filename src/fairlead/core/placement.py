@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from fairlead.core.answered import Answered, AnsweredPrompts
+from fairlead.core.answered import Answered, AnsweredPrompts, AnsweredRequests
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
 from fairlead.core.migration import Planner, Rules
@@ -36,6 +36,7 @@ class Placement:
         self.sessions = sessions
         self.planner = Planner(rules, sessions)
         self.answered = AnsweredPrompts()
+        self.answered_requests = AnsweredRequests()
         self.suspects = Suspects()
         self.transfers = TransferTimes()
         self.others = OtherRouters()
@@ -124,11 +125,13 @@ class Placement:
 
         Unless `is_whole`, that is only likely: `stream_lost` may follow.
         """
-        if is_whole and request.cause:
-            self.suspects.answered((request.model, request.cause), address)
+        if request.cause:
+            self.answered_requests.add(request.cause, address)
+            if is_whole:
+                self.suspects.answered((request.model, request.cause), address)
         if request.turn is not None:
             known = (None, None) if seen is None or seen.several else (seen.prompt_tokens, seen.completion_tokens)
-            self.answered.add(request.turn.key, Answered(address, committed_s, *known, request.cause))
+            self.answered.add(request.turn.key, Answered(address, committed_s, *known))
 
     def learn(self, request: RequestFacts, decision: Decision, held: Sequence[HeldBefore], seen: Observation) -> None:
         """What an answer showed of the caches, where `held` was expected, and of the way of its KV."""
@@ -195,8 +198,8 @@ class Placement:
 
         The same prompt with other parameters is another one: an engine may fail at these alone.
         """
-        known = None if request.turn is None else self.answered.get(request.turn.key)
-        return None if known is not None and known.cause == request.cause else request.cause or None
+        cause = request.cause
+        return cause if cause and cause not in self.answered_requests else None
 
     def prompt_failed(self, request: RequestFacts, tried: Sequence[Endpoint], sent_s: float, now_s: float) -> None:
         """It was sent at `sent_s`, and served by none of those that were `tried`: it may be why they failed."""
@@ -209,6 +212,7 @@ class Placement:
     def stream_lost(self, lost: Lost, endpoint: Endpoint, now_s: float) -> None:
         """The engine died over an answer, or at about the time when that ended: its prompt may be why."""
         endpoint.failed_one(now_s)
+        self.answered_requests.drop(lost.key[1], endpoint.address)
         if lost.turn_key is not None:
             self.answered.drop(lost.turn_key, endpoint.address)
         self.suspects.failed(lost.key, [endpoint], lost.sent_s, now_s)
