@@ -131,6 +131,7 @@ def test_the_output_limit_is_read_where_it_makes_sense(path: str, body: dict[str
         ("/generate", {"input_ids": [[1], [2]], "sampling_params": [{"n": 3}]}, 6),
         ("/generate", {"text": "one", "sampling_params": [{"n": 3, "max_new_tokens": 1}]}, 3),
         ("/generate", {"text": "one", "sampling_params": {"beam_width": 4}}, 4),
+        ("/generate", {"text": ["one", "two"], "sampling_params": [{"beam_width": 4}, {"max_new_tokens": 9}]}, 8),
         ("/generate", {"text": "one", "sampling_params": [{}] * 5000}, MOST_ANSWERS),
         ("/generate", {"text": "one", "sampling_params": []}, 1),
         ("/v1/responses", {"input": "needle", "text": {"format": {"type": "text"}}}, 1),

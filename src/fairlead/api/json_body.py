@@ -205,7 +205,7 @@ def _count_of_prompts(value: msgspec.Raw) -> int:
 def sampling_of(read: Body) -> Sampling | None:
     """SGLang's `sampling_params`, and those of vLLM's tokens in and out; None where there are none to read.
 
-    Of SGLang's list, one for each prompt, those with the longest answer; the engine refuses unlike numbers of answers.
+    Of SGLang's list, one for each prompt: the first, which says how many answers, with the longest answer of any.
     """
     if read.sampling_params is UNSET:
         return None
@@ -215,9 +215,13 @@ def sampling_of(read: Body) -> Sampling | None:
             return _decode_sampling(value)
         if value.count(b"{") > _MOST_COUNTED:
             return _UNCOUNTED
-        return max(_decode_samplings(value), key=lambda each: _most_tokens(each) or 0, default=None)
+        of_each = _decode_samplings(value)
     except UNREADABLE:
         return None
+    if not of_each:
+        return None
+    longest = max(of_each, key=lambda each: _most_tokens(each) or 0)
+    return msgspec.structs.replace(of_each[0], max_new_tokens=longest.max_new_tokens, max_tokens=longest.max_tokens)
 
 
 def _most_tokens(sampling: Sampling) -> int | None:
@@ -241,11 +245,9 @@ def _number(value: msgspec.Raw) -> float | None:
     written = bytes(value)
     if len(written) > _MOST_NUMBER_BYTES:
         return inf
-    if not written.isdigit():
-        text = text_of(value)
-        written = written if text is None else text.encode()
     try:
-        number = float(written)
+        text = text_of(value)
+        number = float(written if text is None else text.encode())
     except ValueError:
         return None
     return None if isnan(number) else number
