@@ -26,42 +26,14 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
     reply_tokens: int | None
 
 
-class AnsweredRequests:
-    """Requests that an engine has answered as they were sent, by `RequestFacts.cause`: they are no engine's death.
-
-    The oldest half goes when it is full.
-    """
+class Answers:
+    """The last answer for each key. The oldest half goes when it is full."""
 
     __slots__ = ("_new", "_old")
 
     def __init__(self) -> None:
-        self._new: dict[int, str] = {}  # the last engine that did
-        self._old: dict[int, str] = {}
-
-    def __contains__(self, cause: int) -> bool:
-        return cause in self._new or cause in self._old
-
-    def add(self, cause: int, address: str) -> None:
-        self._new[cause] = address
-        if len(self._new) >= MOST:
-            self._old, self._new = self._new, {}
-
-    def drop(self, cause: int, address: str) -> None:
-        """The engine there has not answered it after all."""
-        for answers in (self._new, self._old):
-            if answers.get(cause) == address:
-                del answers[cause]
-
-
-class AnsweredPrompts:
-    """By `Turn.key`. The oldest half goes when it is full."""
-
-    __slots__ = ("_new", "_old", "_shares")
-
-    def __init__(self) -> None:
         self._new: dict[int, Answered] = {}
         self._old: dict[int, Answered] = {}
-        self._shares: dict[str, deque[float]] = {}
 
     def get(self, key: int) -> Answered | None:
         return self._new.get(key) or self._old.get(key)
@@ -83,6 +55,16 @@ class AnsweredPrompts:
         for answers in (self._new, self._old):
             for key in [key for key, each in answers.items() if each.address in addresses]:
                 del answers[key]
+
+
+class AnsweredPrompts(Answers):
+    """By `Turn.key`."""
+
+    __slots__ = ("_shares",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shares: dict[str, deque[float]] = {}
 
     def reply_share(self, model: str) -> float:
         """How much of its own answers the model's engines find cached: none where its template drops its reasoning."""

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from fairlead.core.answered import Answered, AnsweredPrompts, AnsweredRequests
+from fairlead.core.answered import Answered, AnsweredPrompts, Answers
 from fairlead.core.endpoint import Endpoint
 from fairlead.core.facts import RequestFacts
 from fairlead.core.migration import Planner, Rules
@@ -36,7 +36,7 @@ class Placement:
         self.sessions = sessions
         self.planner = Planner(rules, sessions)
         self.answered = AnsweredPrompts()
-        self.answered_requests = AnsweredRequests()
+        self.answered_requests = Answers()  # by `RequestFacts.cause`: what one has answered is no engine's death
         self.suspects = Suspects()
         self.transfers = TransferTimes()
         self.others = OtherRouters()
@@ -125,13 +125,14 @@ class Placement:
 
         Unless `is_whole`, that is only likely: `stream_lost` may follow.
         """
+        known = (None, None) if seen is None or seen.several else (seen.prompt_tokens, seen.completion_tokens)
+        answered = Answered(address, committed_s, *known)
         if request.cause:
-            self.answered_requests.add(request.cause, address)
+            self.answered_requests.add(request.cause, answered)
             if is_whole:
                 self.suspects.answered((request.model, request.cause), address)
         if request.turn is not None:
-            known = (None, None) if seen is None or seen.several else (seen.prompt_tokens, seen.completion_tokens)
-            self.answered.add(request.turn.key, Answered(address, committed_s, *known))
+            self.answered.add(request.turn.key, answered)
 
     def learn(self, request: RequestFacts, decision: Decision, held: Sequence[HeldBefore], seen: Observation) -> None:
         """What an answer showed of the caches, where `held` was expected, and of the way of its KV."""
@@ -198,8 +199,7 @@ class Placement:
 
         The same prompt with other parameters is another one: an engine may fail at these alone.
         """
-        cause = request.cause
-        return cause if cause and cause not in self.answered_requests else None
+        return None if self.answered_requests.get(request.cause) is not None else request.cause or None
 
     def prompt_failed(self, request: RequestFacts, tried: Sequence[Endpoint], sent_s: float, now_s: float) -> None:
         """It was sent at `sent_s`, and served by none of those that were `tried`: it may be why they failed."""
