@@ -19,9 +19,20 @@ ADDRESSES = ("a:1", "b:1", "c:1")
 
 def pool_of_three() -> World:
     """Each request has three attempts, one at each engine."""
+    return pool_of(*ADDRESSES)
+
+
+def pool_of(*addresses: str) -> World:
     world = World("round_robin")
-    for address in ADDRESSES:
+    for address in addresses:
         world.endpoint(address)
+    return world
+
+
+def two_that_serve_others() -> World:
+    world = pool_of("a:1", "b:1")
+    for number in range(2):
+        is_served(world, number, 1.0)
     return world
 
 
@@ -90,11 +101,7 @@ def test_different_prompts_that_fail_at_engines_which_serve_others_eject_none() 
 
 
 def test_nor_where_the_gateway_comes_back_to_the_first_of_two_as_it_has_three_attempts() -> None:
-    world = World("round_robin")
-    for address in ADDRESSES[:2]:
-        world.endpoint(address)
-    for number in range(2):
-        is_served(world, number, 1.0)
+    world = two_that_serve_others()
     for number in range(MANY):
         in_flight = sent(world, prompt(100 + number), 2.0)
         in_flight.served(in_flight.address, 500, 2.0, in_one_piece=True, attempts=3)
@@ -103,11 +110,7 @@ def test_nor_where_the_gateway_comes_back_to_the_first_of_two_as_it_has_three_at
 
 
 def test_an_engine_that_alone_was_asked_is_at_fault_whoever_else_serves() -> None:
-    world = World("round_robin")
-    for address in ADDRESSES[:2]:
-        world.endpoint(address)
-    for number in range(2):
-        is_served(world, number, 1.0)
+    world = two_that_serve_others()
     for number in range(MANY):
         in_flight = sent(world, prompt(100 + number), 2.0)
         if in_flight.address == "a:1":

@@ -216,11 +216,13 @@ class InFlight:
                 prefiller = by_address.get(self.hop.address)
                 self._drop_hop(now_s)
         unserved_at: Sequence[Endpoint] = ()
-        passed_over: Iterable[str] = takewhile(address.__ne__, decision.addresses)
-        if address == first and code >= SERVER_ERROR and (attempts - 1) % len(decision.addresses) == 0:
+        passed_over: Iterable[str] = ()
+        if address != first:
+            passed_over = takewhile(address.__ne__, decision.addresses)
+        elif code >= SERVER_ERROR and (attempts - 1) % len(decision.addresses) == 0:
             passed_over = decision.addresses[1 : attempts - 1]
-        before = [by_address[each] for each in passed_over if each in by_address]
-        if before and not self._lost_prefill:  # else they waited for another, which is to blame
+        if passed_over and not self._lost_prefill:  # else they waited for another, which is to blame
+            before = [by_address[each] for each in passed_over if each in by_address]
             unserved_at = blame_passed_over(before, self.sent_s, now_s, was_served=was_served)
         endpoint = by_address.get(address)
         if endpoint is None:
