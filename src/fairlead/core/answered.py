@@ -1,4 +1,4 @@
-"""Prompts that engines have answered: the engine has all of the prompt cached, to the last token, and its answer.
+"""What engines have answered. One that has answered a prompt has it cached, to the last token, and its answer.
 
 The prefix index knows whole blocks of prompts. The next prompt of a conversation repeats the answer as well, and only
 the engine that generated it has it cached. It is found by a hash of the text before it, to the last byte.
@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-MOST: Final = 32_768  # in each of two generations: some 10 MB
+MOST: Final = 32_768  # in each of two generations: some 10 MB for each table of them
 _SHARES: Final = 5
 
 
@@ -21,7 +21,7 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
     """An answer that an engine gave."""
 
     address: str
-    used_s: float  # when its prompt was committed there
+    used_s: float  # when its prompt was last in use there
     prompt_tokens: int | None  # as the engine reported them
     reply_tokens: int | None
 
