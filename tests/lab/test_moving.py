@@ -150,7 +150,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 @pytest.mark.parametrize("lab", [OverMooncake], indirect=True, scope="module")
 async def test_an_import_that_finds_nothing_is_computed_and_its_counter_says_so(lab: Lab) -> None:
     source, target = lab.party(0), lab.party(1)
-    engine_id = await Mooncake().discover(source)
+    engine_id = await Mooncake().discover(source, 60.0)
     before = (await taken(target, WITHIN_S)).tokens
     ids = [10 + n % 900 for n in range(64 * BLOCK_TOKENS)]
     params = Mooncake().to_import("never exported", source, engine_id, Exported(None, None))

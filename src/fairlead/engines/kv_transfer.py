@@ -47,9 +47,11 @@ _BYTES: Final = re.compile(rb"\nvllm:nixl_bytes_transferred_sum\{[^\n}]*\} ([0-9
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """Deadline of each leg, in seconds. An export waits in the queue of a hot engine."""
+    """Deadline of each leg, in seconds. An export waits in the queue of a hot engine, and each question before it may
+    wait for one that is busy too.
+    """
 
-    discover_s: float = 2.0
+    discover_s: float = 10.0
     tokenize_s: float = 10.0
     export_s: float = 30.0
     import_s: float = 30.0
@@ -111,7 +113,7 @@ class Connector(Protocol):
 
     longest_import_s: float  # after the export
 
-    async def discover(self, source: Party) -> str:
+    async def discover(self, source: Party, within_s: float) -> str:
         """What must be asked of the source beforehand; empty if nothing."""
         ...
 
@@ -242,7 +244,7 @@ async def copy_kv(
     with _timed(seconds, "discover"):
         await check_version(source, deadlines.discover_s)
         await check_version(target, deadlines.discover_s)
-        discovered = await connector.discover(source)
+        discovered = await connector.discover(source, deadlines.discover_s)
         before = await taken(target, deadlines.discover_s)
     transfer_id = uuid4().hex
     with _timed(seconds, "export"):

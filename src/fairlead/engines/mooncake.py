@@ -6,13 +6,11 @@ The three keys of an import are checked before they are sent: with one of them m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from fairlead.engines.kv_transfer import Exported, Party, TransferError, ask
-
-_TIMEOUT_S: Final = 2.0
 
 
 class _Rank(msgspec.Struct):
@@ -24,11 +22,11 @@ class Mooncake:
 
     longest_import_s = 600.0  # the source keeps an export for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480 s by default
 
-    async def discover(self, source: Party) -> str:
+    async def discover(self, source: Party, within_s: float) -> str:
         """The id of the source's engine. With several data-parallel ranks it is unknown which one holds the prompt."""
         if not source.bootstrap:
             raise TransferError("discover", "no_bootstrap")
-        answer = await ask("discover", source.bootstrap, "/query", _TIMEOUT_S)
+        answer = await ask("discover", source.bootstrap, "/query", within_s)
         try:
             ranks = msgspec.json.decode(answer.body, type=dict[str, _Rank])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -19,7 +19,7 @@ class Nixl:
 
     longest_import_s = 15.0
 
-    async def discover(self, source: Party) -> str:  # noqa: ARG002
+    async def discover(self, source: Party, within_s: float) -> str:  # noqa: ARG002
         return ""
 
     def to_export(self, transfer_id: str) -> Mapping[str, Any]:  # noqa: ARG002

@@ -27,6 +27,7 @@ from fairlead.engines.nixl import Nixl
 from fairlead.engines.one_token_answer import OneTokenAnswer
 
 _MOST_BYTES: Final = 8 << 20  # of an answer: NIXL names every block
+_DISCOVERED_WITHIN_S: Final = 2.0  # a request is held meanwhile, which another engine can answer whole
 _OK: Final = 200
 _LEAST_FAULT: Final = 500
 _BLAMES: Final[Mapping[str, Blame]] = {"refused": "nobody", "too_large": "nobody", "status": "either"}
@@ -137,7 +138,7 @@ class RemotePrefills:
             raise NotPrefilledError("connector" if connector is None else "one_engine", blames="nobody")
         transfer_id, exported = uuid4().hex, None
         try:
-            discovered = await connector.discover(source)
+            discovered = await connector.discover(source, _DISCOVERED_WITHIN_S)
             asked = of_one_token(body, spans, msgspec.json.encode(connector.to_export(transfer_id)))
             completion = await _ask(address, path, asked, headers, within_s, self.accesses.get(address, PLAIN))
             exported = Exported(completion.cached_tokens, completion.kv_transfer_params)
