@@ -257,6 +257,16 @@ async def test_a_bootstrap_server_that_does_not_name_one_engine_ends_the_copy(mo
     await runner.cleanup()
 
 
+async def test_a_bootstrap_server_that_never_answers_is_waited_for_no_longer_than_was_said() -> None:
+    async def never(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(never, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        with pytest.raises(TransferError, match="discover: timeout"):
+            await asyncio.wait_for(Mooncake().discover(Party("", f"{host}:{port}"), 0.1), WITHIN_S / 2)
+
+
 async def test_ids_are_those_that_the_engine_makes_of_the_messages(mooncake: Pair) -> None:
     body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "one two three"}]})
     ids = await tokenize(mooncake.party(mooncake.source), body, WITHIN_S)
