@@ -20,6 +20,7 @@ _WARM_UP_SHARE, _WARM_UP_MOST_S = 0.4, 900.0
 _WARM_UP_STEPS = 1000  # at the least, however slow the machine: until then tables and caches fill
 _REPLAY_S = 240.0
 _LAST_STEPS = 40
+_MOST_SHOWN = 2000
 _MIB = 1 << 20
 
 
@@ -42,7 +43,7 @@ class Report:
         return {
             "MiB of the sidecar and its readers": ends(lambda each: (each.resident_bytes + each.readers_bytes) / _MIB),
             "Python's blocks": ends(lambda each: each.blocks),
-            "values of labels": ends(lambda each: each.label_values),
+            "values of labels": ends(lambda each: len(each.label_values)),
         }
 
 
@@ -151,11 +152,13 @@ async def _fill(world: World) -> None:
 
 
 def _memory(report: Report, growth: float) -> list[str]:
-    return [
+    new = sorted(report.readings[-1][1].label_values - report.readings[report.warm or 0][1].label_values)
+    grown = [
         f"{what} grew from {first:.1f} to {last:.1f} after the warm-up, more than by {growth - 1:.0%}"
         for what, (first, last) in report.growth().items()
         if last > growth * first
     ]
+    return [*grown, f"new values of labels: {', '.join(new)[:_MOST_SHOWN]}"] if grown else []
 
 
 def _line(report: Report, world: World) -> str:
@@ -163,9 +166,10 @@ def _line(report: Report, world: World) -> str:
     waits = sorted(world.neighbour.waits_ms) or [0.0]
     return (
         f"{at_s:6.0f} s  {sum(report.steps.values()):7} steps  sidecar {reading.resident_bytes / _MIB:6.1f} MiB "
-        f"(keeps {reading.kept_bytes / _MIB:.0f}), {reading.blocks} blocks, {reading.label_values} values of labels  "
-        f"readers {reading.readers_bytes / _MIB:6.1f} MiB  neighbour {len(waits)} requests, "
-        f"p50 {waits[len(waits) // 2]:.1f} ms, p99 {waits[len(waits) * 99 // 100]:.1f} ms, longest {waits[-1]:.1f} ms"
+        f"(keeps {reading.kept_bytes / _MIB:.0f}), {reading.blocks} blocks, "
+        f"{len(reading.label_values)} values of labels  readers {reading.readers_bytes / _MIB:6.1f} MiB  "
+        f"neighbour {len(waits)} requests, p50 {waits[len(waits) // 2]:.1f} ms, "
+        f"p99 {waits[len(waits) * 99 // 100]:.1f} ms, longest {waits[-1]:.1f} ms"
     )
 
 

@@ -32,6 +32,7 @@ _MODELS = ("small", "small", "large", "docs")
 _LOAD = ("inflight_requests", "decoding_requests", "inflight_prompt_tokens", "pending_prefill_tokens")
 _NEIGHBOUR_EVERY_S = 0.02
 _LONG_BODY = b'{"model":"small","prompt":"%b"}' % (b"x" * (2 << 20))
+_COUNTED_OUT = ("le", "tenth")  # parts of one metric, which come all at once
 _LABEL_OR_NAME = re.compile(r'^# TYPE (?P<name>\w+)|[{,](?P<label>\w+)="(?P<value>(?:[^"\\]|\\.)*)"', re.MULTILINE)
 
 
@@ -74,7 +75,7 @@ class Reading:
     resident_bytes: int  # without it
     blocks: int  # of Python's allocator that are in use
     readers_bytes: int  # resident, of the processes that read long bodies
-    label_values: int  # see `label_values`
+    label_values: frozenset[str]  # see `label_values`
     faults: list[str]  # anything that must not be
     entries: dict[str, str]  # of small caches, and the most that they may have
     where: list[str]  # memory was allocated, if the sidecar traces that
@@ -105,7 +106,7 @@ class World:
         if not self.sidecar.is_running:
             status = await self.sidecar.wait()
             faults.append(f"the sidecar has ended with status {status}; its log ends:\n{self.sidecar.log_tail()}")
-            return Reading(0, 0, 0, 0, 0, faults, {}, [])
+            return Reading(0, 0, 0, 0, frozenset(), faults, {}, [])
         readers = sum(map(resident_bytes, children_of(self.sidecar.pid)))
         kept = resident_bytes(self.sidecar.pid)
         told = await self._trimmed()
@@ -217,13 +218,14 @@ async def _advised(url: str) -> None:
             await asyncio.sleep(0.05)
 
 
-def label_values(metrics: str) -> int:
-    """How many values the labels of /metrics have, and its metrics' names.
+def label_values(metrics: str) -> frozenset[str]:
+    """Each value that a label of /metrics has, and its metrics' names.
 
     Its series are products of these: a status at an endpoint by a route is a new one, which a leak is not and hours of
     fuzz still find. What a client or an engine could add without bound is a value.
     """
-    return len({found.groups() for found in _LABEL_OR_NAME.finditer(metrics) if found["label"] != "le"})
+    found = (each.group("name", "label", "value") for each in _LABEL_OR_NAME.finditer(metrics))
+    return frozenset(name or f'{label}="{value}"' for name, label, value in found if label not in _COUNTED_OUT)
 
 
 def children_of(pid: int) -> list[int]:
