@@ -295,6 +295,32 @@ def test_what_moves_kv_is_refused_a_level_lower(body: bytes) -> None:
     assert reply.immediate_response.status.code == 400
 
 
+_NAMED_IMAGE = b'[{"type":"image_url","image_url":{"url":"data:,"},"uuid":"another tenant\'s"}]'
+
+
+@pytest.mark.parametrize("mode", [pb.BUFFERED, DUPLEX])
+@pytest.mark.parametrize("model", [b"small", b"auto"])
+def test_no_client_names_an_image_of_another_tenants(mode: pb.BodySendMode, model: bytes) -> None:
+    body = _of(_NAMED_IMAGE, b',"bootstrap_pair_key":{"uuid":"x"}').replace(b"small", model)
+    replies = Conversation().say(request_headers(mode=mode), request_body(body))
+    mutations = [each.request_body.response.body_mutation for each in replies]
+    sent = json.loads(b"".join(m.streamed_response.body if mode == DUPLEX else m.body for m in mutations))
+    assert sent["messages"][0]["content"] == [{"type": "image_url", "image_url": {"url": "data:,"}, "uuid": None}]
+    assert sent["bootstrap_pair_key"] is None
+
+
+async def test_the_same_in_a_long_body(reader: BodyReader) -> None:
+    shared = replace(make_services(), max_body_bytes=32 * MIB, reader=reader)
+    said = Conversation(shared)
+    said.say(request_headers(), request_body(_of(_NAMED_IMAGE[:-1] + b',{"type":"text","text":"%b"}]' % (b"x" * MIB))))
+    assert said.stream.held is not None
+    held, said.stream.held = said.stream.held, None
+    (reply,) = [as_response(each) for each in await held]
+    sent = json.loads(reply.request_body.response.body_mutation.body)
+    assert sent["messages"][0]["content"][0]["uuid"] is None
+    said.stream.close()
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -27,7 +27,7 @@ from tests.gateway.world import Engine, Received, body_of
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT = "/v1/chat/completions"
-ANYWHERE = {"kv_transfer_params", "ec_transfer_params"}
+ANYWHERE = {"kv_transfer_params", "ec_transfer_params", "mm_hashes"}
 AT_THE_TOP = RESERVED_KEYS - ANYWHERE
 
 
@@ -225,12 +225,34 @@ async def test_a_trusted_client_may_send_anything(blind: Blind, name: str) -> No
     assert (status, reached is not None and reached.body) == (200, body)
 
 
+@pytest.mark.parametrize("key", [b"uuid", b"\\u0075u\\u0069d"])
+@pytest.mark.parametrize("value", [b'"a\\"b"', b"12", b"null"])
+async def test_no_client_names_an_image_that_an_engine_has_cached(blind: Blind, key: bytes, value: bytes) -> None:
+    body = b'{"model": "small", "messages": [{"content": [{"image_url": 0, "%b" : %b}]}], "x": [{"uuid": {"x": 1}}]}'
+
+    status, _, reached = await blind.send(body % (key, value))
+
+    assert status == 200
+    assert reached is not None
+    assert json.loads(reached.body) == json.loads(body % (b"uuid", b"null"))
+
+
+async def test_a_hundred_images_may_be_named(blind: Blind) -> None:
+    part = {"type": "image_url", "image_url": None, "uuid": "a"}
+    status, _, reached = await blind.send(json.dumps({"model": "small", "messages": [{"content": [part] * 100}]}))
+
+    assert status == 200
+    assert reached is not None
+    assert json.loads(reached.body)["messages"][0]["content"] == [part | {"uuid": None}] * 100
+
+
 HARMLESS = [
     b'{"model": "small", "messages": [{"role": "user", "content": "kv_transfer_params \\" : {"}]}',
     '{"model": "small", "messages": [{"role": "user", "content": "größe ☃ \\ud83d\\ude00 \\u005f"}]}'.encode(),
     b'{"model": "small", "tools": [{"parameters": {"properties": {"bootstrap_port": {"type": "integer"}}}}]}',
     b'  {"model": "small", "stop": "kv_transfer_params", "x": ["kv_transfer_params", "model"]}  ',
     b'{"model": "small", "kv_transfer_param": 1, "Kv_transfer_params": 2, "kv_transfer_params2": 3}',
+    b'{"model": "small", "query": "q", "documents": [{"uuid": "a", "text": "x"}]}',
     b"[]",
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -20,9 +20,15 @@ def with_values(body: bytes, spans: Mapping[str, Span], values: Mapping[str, byt
 
 
 def edits(
-    spans: Mapping[str, Span], model: str | None, reserved: Iterable[str] = (), *, one_piece: bool = False
+    spans: Mapping[str, Span],
+    model: str | None,
+    reserved: Iterable[str] = (),
+    media_names: Sequence[Span] = (),
+    *,
+    one_piece: bool = False,
 ) -> list[tuple[int, int, bytes]]:
-    """The model's name, what only a gateway may set, and streaming: what of them stands in the body at `spans`.
+    """The model's name, what only a gateway may set, and streaming: what of them stands in the body at `spans`; and
+    the names of media.
 
     `one_piece` asks for the answer without a stream; engines refuse `stream_options` then.
     """
@@ -31,4 +37,6 @@ def edits(
         values["model"] = msgspec.json.encode(model)
     if one_piece:
         values |= {"stream": b"false", "stream_options": b"null"}
-    return [(*spans[key], value) for key, value in values.items() if key in spans]
+    found = [(*spans[key], value) for key, value in values.items() if key in spans]
+    apart = [(at, to) for at, to in media_names if not any(start <= at < end for start, end, _ in found)]
+    return [*found, *[(at, to, b"null") for at, to in apart]]

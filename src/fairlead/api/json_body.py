@@ -54,8 +54,9 @@ class Reserved(CacheKeys, gc=False):
     encoder_urls: Slice = UNSET
     need_wait_for_mm_inputs: Slice = UNSET
     num_items_assigned: Slice = UNSET
-    sampling_params: Slice = UNSET  # these two may hold further ones
+    sampling_params: Slice = UNSET  # these three may hold further ones
     vllm_xargs: Slice = UNSET
+    features: Slice = UNSET
 
 
 class Body(Reserved, gc=False):
@@ -70,6 +71,7 @@ class Body(Reserved, gc=False):
     text: Slice = UNSET  # SGLang
     input_ids: Slice = UNSET  # SGLang
     token_ids: Slice = UNSET  # vLLM's /inference/v1/generate
+    content_parts: Slice = UNSET  # the same: the media of those tokens
     max_tokens: Slice = UNSET
     max_completion_tokens: Slice = UNSET
     max_output_tokens: Slice = UNSET

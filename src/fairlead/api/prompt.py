@@ -32,6 +32,7 @@ from fairlead.api.json_body import (
     wants_usage,
 )
 from fairlead.api.media import Media
+from fairlead.api.media_names import may_have_media, names_in
 from fairlead.api.multipart import field_spans
 from fairlead.api.paths import EMBEDDINGS, GENERATION_PATHS, MESSAGES, MODEL_OPTIONAL_PATHS, TOKENIZER_PATHS
 from fairlead.api.prompt_pieces import pieces_of, placed, reply_span, without_cache_marks
@@ -72,6 +73,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     answers: int = 1  # that it asks for
     several: bool = False  # texts that the engine makes at the same time: their tokens came side by side
     digest: int = 0  # of all that the client sent, but for its `metadata`; 0: not known
+    media_names: tuple[Span, ...] = ()  # in the body: no engine may see them from a client
     reply: Span | None = None  # in the text: the end of all that the last assistant's message answers, and its own end
 
 
@@ -79,6 +81,9 @@ TOO_MANY: Final = Malformed(
     f"The body has too many messages, content parts or nested values; send at most {MOST_ITEMS} objects and lists"
 )
 _LONG_NAME: Final = Malformed(f"The model's name is longer than {MOST_NAME_CHARACTERS} characters", "model")
+_MANY_NAMES: Final = Malformed(
+    "The body names more images and clips (uuid) than can be read; leave their names out", "uuid"
+)
 _OPAQUE: Final = Prompt(None, b"", b"", 0, (), None)
 
 
@@ -115,7 +120,10 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
         return _no_json(error)
     if found is None:
         return TOO_MANY
-    pieces, user_text, media, reply = found
+    pieces, user_text, media, reply, has_parts = found
+    media_names = names_in(body) if has_parts or read.content_parts is not UNSET else ()
+    if media_names is None:
+        return _MANY_NAMES
     if path == MESSAGES:
         pieces = without_cache_marks(pieces)
     adapter = "" if read.lora_path is UNSET else _plain_name(read.lora_path)
@@ -140,6 +148,7 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
         answers=answers,
         several=answers > 1,
         digest=_digest(body if read.metadata is UNSET else body.replace(bytes(read.metadata), b"", 1), path),
+        media_names=media_names,
         reply=reply and reply_span(pieces, *reply, len(text)),
     )
 
@@ -173,9 +182,13 @@ def _parse_other(body: bytes, path: str, content_type: bytes) -> Prompt | Malfor
     if path not in TOKENIZER_PATHS:
         parts = (read.query, read.documents, read.text_1, read.text_2, read.messages, read.prompt, read.input)
         text = _SEPARATOR.join([part for part in parts if part is not UNSET])
-    answers = conversations_in(read.messages)
-    digest = _digest(body, path)
-    return Prompt(model, text, text, 0, (), None, reserved, answers=answers, several=True, digest=digest)
+    names = names_in(body) if may_have_media(body) else ()
+    if names is None:
+        return _MANY_NAMES
+    answers, digest = conversations_in(read.messages), _digest(body, path)
+    return Prompt(
+        model, text, text, 0, (), None, reserved, answers=answers, several=True, digest=digest, media_names=names
+    )
 
 
 def _parse_form(body: bytes, content_type: bytes) -> Prompt | Malformed:
@@ -207,10 +220,11 @@ def _reserved(read: Reserved) -> tuple[str, ...] | Malformed:
         is read.bootstrap_room is read.bootstrap_pair_key is read.decode_tp_size is read.disagg_prefill_dp_rank
         is read.data_parallel_rank is read.routed_dp_rank is read.kv_hints is read.mm_hashes is read.http_worker_ipc
         is read.encoder_urls is read.need_wait_for_mm_inputs is read.num_items_assigned is read.sampling_params
-        is read.vllm_xargs is UNSET
+        is read.vllm_xargs is read.features is UNSET
     ):  # fmt: skip
         return ()
-    for key, value in (("sampling_params", read.sampling_params), ("vllm_xargs", read.vllm_xargs)):
+    for key in ("sampling_params", "vllm_xargs", "features"):
+        value = getattr(read, key)
         if value is not UNSET and carries(bytes(value)):
             return Malformed(f"{key} has a parameter of its gateway's; {_GATEWAY_ONLY}", key)
     names = Reserved.__struct_fields__

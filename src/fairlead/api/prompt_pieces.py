@@ -49,19 +49,22 @@ class _Part(msgspec.Struct, gc=False):
     file_data: Slice = UNSET
     source: Slice = UNSET
     content: Slice = UNSET
+    uuid: Slice = UNSET  # see `api.media_names`
 
 
 _decode_parts = msgspec.json.Decoder(list[_Part]).decode
 _decode_lists = msgspec.json.Decoder(list[list[_Part]]).decode
 _decode_fields = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
-_MEDIA_KEYS: Final = frozenset(_Part.__struct_fields__) - {"content"}
+_MEDIA_KEYS: Final = frozenset(_Part.__struct_fields__) - {"content", "uuid"}
+_UNREAD_KEYS: Final = frozenset({"cache_control", "uuid"})  # of parts: models read none
 _TEXT_ALONE: Final = _Part()
 _CACHE_MARK: Final = re.compile(rb'"cache_control"\s*:\s*(?:null|\{[^{}]*\})(\s*,\s*)?')
 _LIST_OF_OBJECTS: Final = re.compile(rb"\s*\[\s*\{")
 
 
-def pieces_of(read: Body, limits: Limits) -> tuple[list[_Piece], _Piece | None, list[Media], Span | None] | None:
-    """The pieces, the last user message, the media, and which pieces are of the last assistant message.
+def pieces_of(read: Body, limits: Limits) -> tuple[list[_Piece], _Piece | None, list[Media], Span | None, bool] | None:
+    """The pieces, the last user message, the media, which pieces are of the last assistant message, and whether some
+    content may be more than text.
 
     None for more content parts than `limits`.
     """
@@ -107,7 +110,7 @@ def pieces_of(read: Body, limits: Limits) -> tuple[list[_Piece], _Piece | None, 
             if _has_many_parts(part, limits.items_with_media):
                 return None
             _add(part, pieces, media)
-    return pieces, user_text, media, reply
+    return pieces, user_text, media, reply, has_media or bool(media)
 
 
 def without_cache_marks(pieces: list[_Piece]) -> list[_Piece]:
@@ -233,7 +236,7 @@ def _add(value: msgspec.Raw, pieces: list[_Piece], media: list[Media], levels: i
                 media.append(medium)
             elif key == "content":  # of a tool's result, or of an item of the Responses API
                 _add(inner, pieces, media, levels - 1)
-            elif key != "cache_control":
+            elif key not in _UNREAD_KEYS:
                 pieces.append(inner)
 
 

@@ -1,7 +1,8 @@
 """Parameters that only a router sets: by most it moves KV between engines, and a client that sent them could read or
 poison another's cache; by `data_parallel_rank` and `routed_dp_rank` (SGLang) it chooses among one engine's copies. By
-`mm_hashes` (SGLang) a client's image would pass for another one, whose cached KV is found by its hash. The last five go
-between the parts of one SGLang, or come from its orchestrator ("never by an application client").
+`mm_hashes` (SGLang; of vLLM in `features`) a client's image would pass for another one, whose cached KV is found by its
+hash. The last five go between the parts of one SGLang, or come from its orchestrator ("never by an application
+client"). What names an image in a message is in `api.media_names`.
 
 Sources: `kv_transfer_params` and `ec_transfer_params` of vLLM's requests; the others are of SGLang 0.5.23's
 `GenerateReqInput`.

@@ -14,9 +14,10 @@ from fairlead.api import refusals
 from fairlead.api.body_limits import INLINE
 from fairlead.api.edits import edits
 from fairlead.api.json_body import split_models
+from fairlead.api.media_names import names_in
 from fairlead.api.one_token import SPLIT_PATHS, spans_to_split
 from fairlead.api.paths import BINDING_PATHS, MODEL_OPTIONAL_PATHS
-from fairlead.api.prompt import TOO_MANY, Malformed, Prompt, parse
+from fairlead.api.prompt import TOO_MANY, Malformed, parse
 from fairlead.api.refusals import HttpAnswer
 from fairlead.api.spans import MOST_SPANS, Span, object_spans
 from fairlead.cascade.route import Entry
@@ -168,7 +169,7 @@ def _asked(services: Services, request: HttpRequest, read: Read) -> Asked | None
     spans: Mapping[str, Span] | None = None
     if prompt.model_span is not None:
         spans = {"model": prompt.model_span}
-    elif prompt.reserved or name != written or name in services.router.pool.routes:
+    elif prompt.reserved or prompt.media_names or name != written or name in services.router.pool.routes:
         spans = object_spans(whole(request.body)) if read.measured is None else read.spans
         if spans is None:
             return None
@@ -257,9 +258,8 @@ def _sent(services: Services, prepared: Prepared, admitted: Admitted, started_s:
         )
     written = asked.written
     renamed = decision.model if written not in (decision.model, ANY_MODEL) else None
-    if sent is not None and (renamed is not None or asked.prompt.reserved):
-        spans = asked.spans if sent is request.body else None
-        sent = _edited(sent, asked.prompt, spans, renamed, entry)
+    if sent is not None and (renamed is not None or asked.prompt.reserved or asked.prompt.media_names):
+        sent = _edited(sent, asked, renamed, entry, as_read=sent is request.body)
         if sent is None:
             in_flight.withdraw(started_s)
             return Refused(_UNEDITABLE, asked.route)
@@ -288,18 +288,21 @@ _UNEDITABLE: Final = refusals.malformed(
 )
 
 
-def _edited(
-    body: Body, prompt: Prompt, spans: Mapping[str, Span] | None, model: str | None, entry: Entry | None
-) -> Body | None:
-    """`body` that names the chosen model, and without what only a gateway may ask of an engine."""
+def _edited(body: Body, asked: Asked, model: str | None, entry: Entry | None, *, as_read: bool) -> Body | None:
+    """`body` that names the chosen model, and without what only a gateway may ask of an engine. Unless it is the body
+    `as_read`, it is another one of the same prompt.
+    """
+    prompt = asked.prompt
     if prompt.model_span is not None:
         start, end = prompt.model_span
         return spliced_body(body, [(start, end, (model or "").encode())])
+    spans = asked.spans if as_read else None
     spans = object_spans(whole(body)) if spans is None else spans
-    if spans is None:
+    named = prompt.media_names if as_read or not prompt.media_names else names_in(whole(body))
+    if spans is None or named is None:
         return None
     one_piece = entry is not None and entry.streams
-    return spliced_body(body, edits(spans, model, prompt.reserved, one_piece=one_piece))
+    return spliced_body(body, edits(spans, model, prompt.reserved, named, one_piece=one_piece))
 
 
 def _session_id(services: Services, request: HttpRequest) -> bytes | None:

@@ -24,8 +24,12 @@ EVENTS_HEADER: Final = headers.EVENTS.decode()
 CLUSTER_HEADER: Final = headers.CLUSTER.decode()
 BLIND_MODEL_HEADER: Final = headers.BLIND_MODEL.decode()
 
-# vLLM's two can also be nested (vllm_xargs, sampling_params.extra_args); the others are too common as nested names.
-_PARAMETERS: Final = {key: "anywhere" if key.endswith("_transfer_params") else "top" for key in sorted(RESERVED_KEYS)}
+# vLLM's can also be nested (vllm_xargs, sampling_params.extra_args, features); the others are too common as names.
+_NESTED: Final = frozenset({"kv_transfer_params", "ec_transfer_params", "mm_hashes"})
+_PARAMETERS: Final = {
+    **{key: "anywhere" if key in _NESTED else "top" for key in sorted(RESERVED_KEYS)},
+    "uuid": "of media",  # see `api.media_names`
+}
 
 
 def model_cluster(model: str) -> str:

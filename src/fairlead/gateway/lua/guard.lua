@@ -11,6 +11,7 @@ local QUOTE, COMMA, COLON, BACKSLASH, OPENS_LIST, CLOSES_LIST, OPENS, CLOSES = 3
 local LONGEST_NAME = 6 * 24  -- each character of the longest parameter written as \uXXXX
 local MOST_NAMES = 100000  -- looked at in one body: some 20 ms
 local MOST_EDITS = 64
+local MOST_MEDIA = 1024  -- named by clients
 local MOST_PARTS = 256
 local MOST_HEAD_BYTES = 4096  -- of one part of a form
 local ESCAPES = {b = "\b", f = "\f", n = "\n", r = "\r", t = "\t"}
@@ -67,7 +68,8 @@ local function read_json(s)
   if s:find("\0", 1, true) then return nil end
   local bytes, size = ffi.cast("const uint8_t *", s), #s
   local edits, model = {}, nil
-  local at, depth, names = 0, 0, 0
+  local has_media = s:find("image", 1, true) or s:find("video", 1, true) or s:find("audio", 1, true) or s:find("\\u00", 1, true)
+  local at, depth, names, media = 0, 0, 0, 0
   local blanked_from, blanked_depth = nil, -1
   while at < size do
     local byte = bytes[at]
@@ -91,12 +93,17 @@ local function read_json(s)
               at = bytes[value] == QUOTE and closing_quote(s, value + 2) or past_scalar(bytes, value, size)
               edits[#edits + 1] = {value + 1, at, "null"}
             end
+          elseif where == "of media" and has_media and bytes[value] ~= OPENS and bytes[value] ~= OPENS_LIST then
+            at = bytes[value] == QUOTE and closing_quote(s, value + 2) or past_scalar(bytes, value, size)
+            edits[#edits + 1] = {value + 1, at, "null"}
+            media = media + 1
+            if media > MOST_MEDIA then return nil end
           elseif name == "model" and depth == 1 and bytes[value] == QUOTE then
             at = closing_quote(s, value + 2) or size
             model = unescaped(s:sub(value + 2, at - 1))
             edits[#edits + 1] = {value + 1, at, "model"}
           end
-          if #edits > MOST_EDITS then return nil end
+          if #edits - media > MOST_EDITS then return nil end
         end
       end
     elseif byte == OPENS or byte == OPENS_LIST then
@@ -158,7 +165,8 @@ local function read_form(s, boundary)
     local next_from, next_last = s:find("\r\n" .. delimiter, last + 1, true)
     if not head_length or not next_from or last + head_length >= next_from then return nil end
     local name = field_name(head:sub(1, head_length - 2))
-    if name == false or CONFIG.parameters[name or ""] or (name == "model" and model) then return nil end
+    local where = CONFIG.parameters[name or ""]
+    if name == false or (where and where ~= "of media") or (name == "model" and model) then return nil end
     if name == "model" then
       model = s:sub(last + head_length + 1, next_from - 1)
       edits[#edits + 1] = {last + head_length + 1, next_from - 1, "model"}
