@@ -93,3 +93,8 @@ def test_how_far_it_is_from_the_rule_that_was_best_on_other_seeds() -> None:
     assert f"(first tokens {first:.3f}, p95 to the end {last:.3f}, mean {mean:.3f})" in words
     assert f"that rule takes {held_out('plain')[1]:.3f} of the best's" in words
     assert f"it is {held_out('drifting')[0]:.3f} against the rule found on other seeds" in words
+    worlds = [held_out(world)[0] for world in ("mixed", "unlabelled", "stale", "noisy", "worst")]
+    told_of = (
+        "`mixed` is {:.3f}, `unlabelled` {:.3f}, `stale` {:.3f}, `noisy` {:.3f} and `worst` {:.3f} against the rule"
+    )
+    assert told_of.format(*worlds) in words
