@@ -30,6 +30,8 @@ def names_in(body: bytes) -> tuple[Span, ...] | None:
 
     Every text or number under such a key counts, wherever it is: only lists and objects do not, as a tool's schema has.
     """
+    if b'uuid"' not in body and b"\\u00" not in body:  # most bodies: a tenth of the time
+        return ()
     spans: list[Span] = []
     for key in _KEY.finditer(body):
         if key.start() and body[key.start() - 1] == _BACKSLASH:  # the end of a longer key
