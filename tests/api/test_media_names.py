@@ -84,6 +84,13 @@ def test_also_on_paths_whose_messages_are_not_read(path: str) -> None:
     assert _names_of(_chat([IMAGE | {"uuid": "a"}]), path) == ["a"]
 
 
+@pytest.mark.parametrize("content", [[{"type": "input_image", "uuid": "a"}], ["text", IMAGE | {"uuid": "a"}]])
+@pytest.mark.parametrize(("path", "key"), [("/v1/responses", "input"), ("/v1/messages", "system")])
+def test_also_of_lists_beside_the_messages(path: str, key: str, content: Any) -> None:
+    for value in (content, [{"role": "user", "content": content}]):
+        assert _names_of(json.dumps({"model": "small", "messages": [], key: value}).encode(), path) == ["a"]
+
+
 def test_also_of_the_media_of_tokens() -> None:
     body = b'{"token_ids":[1,2],"content_parts":[{"type":"image_url","uuid":"a"}],"sampling_params":{}}'
     assert _names_of(body, "/inference/v1/generate") == ["a"]

@@ -64,18 +64,20 @@ _LIST_OF_OBJECTS: Final = re.compile(rb"\s*\[\s*\{")
 
 def pieces_of(read: Body, limits: Limits) -> tuple[list[_Piece], _Piece | None, list[Media], Span | None, bool] | None:
     """The pieces, the last user message, the media, which pieces are of the last assistant message, and whether some
-    content may be more than text.
+    content may be more than text: only that of messages is looked at, other lists may be.
 
     None for more content parts than `limits`.
     """
     pieces: list[_Piece] = []
     media: list[Media] = []
+    has_lists = False
     pieces += [part for part in (read.tools, read.documents) if part is not UNSET]
     for part in (read.instructions, read.system):
         if part is not UNSET:
             if _has_many_parts(part, limits.items_with_media):
                 return None
             _add(part, pieces, media)
+            has_lists = has_lists or _first_byte(part) == _OF_A_LIST
     messages = read.messages or ()
     before, append = len(pieces), pieces.append
     lists, has_media = [], False
@@ -110,7 +112,8 @@ def pieces_of(read: Body, limits: Limits) -> tuple[list[_Piece], _Piece | None, 
             if _has_many_parts(part, limits.items_with_media):
                 return None
             _add(part, pieces, media)
-    return pieces, user_text, media, reply, has_media or bool(media)
+            has_lists = has_lists or _first_byte(part) == _OF_A_LIST
+    return pieces, user_text, media, reply, has_media or has_lists
 
 
 def without_cache_marks(pieces: list[_Piece]) -> list[_Piece]:
