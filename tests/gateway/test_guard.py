@@ -237,6 +237,14 @@ async def test_no_client_names_an_image_that_an_engine_has_cached(blind: Blind, 
     assert json.loads(reached.body) == json.loads(body % (b"uuid", b"null"))
 
 
+async def test_many_names_in_a_text_cost_one_look_at_it(blind: Blind) -> None:
+    body = b'{"model": "small", "x": ["%b", %b0]}' % (b"x" * (16 << 20), b'{"uuid": "a"}, ' * 50_000)
+
+    status, _, reached = await blind.send(body)
+
+    assert (status, reached is not None and reached.body == body) == (200, True)
+
+
 async def test_a_hundred_images_may_be_named(blind: Blind) -> None:
     part = {"type": "image_url", "image_url": None, "uuid": "a"}
     status, _, reached = await blind.send(json.dumps({"model": "small", "messages": [{"content": [part] * 100}]}))

@@ -2,9 +2,10 @@
 
 vLLM takes such a name for the key of all that it caches of an image, and compares nothing else. Whoever knows or
 guesses another tenant's asks about that one's image; whoever comes first with a name gives everybody his; and two
-images of different sizes under one name end the engine. So names are made `null`: then vLLM hashes what it gets.
+images of different sizes under one name are told to end the engine. So names are made `null`: then vLLM hashes what it
+gets. Read there, and not tried with a model that sees.
 
-Source: `get_mm_hashes` in `multimodal/processing/inputs.py` of vLLM 0.32.
+Sources: `get_mm_hashes` in `multimodal/processing/inputs.py` of vLLM 0.32, and its issue 55547.
 """
 
 from __future__ import annotations

@@ -63,13 +63,21 @@ local function past_scalar(bytes, at, size)
   return at
 end
 
+-- Whether images or clips may be in a body: their parts are not told from other objects here.
+local function may_have_media(s)
+  for _, sign in ipairs({"image", "video", "audio", "\\u00"}) do
+    if s:find(sign, 1, true) then return true end
+  end
+  return false
+end
+
 -- The edits that a JSON body needs, in order: {from, to, what it is}; and the model that it names. nil: not to be read.
 local function read_json(s)
   if s:find("\0", 1, true) then return nil end
   local bytes, size = ffi.cast("const uint8_t *", s), #s
   local edits, model = {}, nil
-  local has_media = s:find("image", 1, true) or s:find("video", 1, true) or s:find("audio", 1, true) or s:find("\\u00", 1, true)
   local at, depth, names, media = 0, 0, 0, 0
+  local has_media = nil  -- looked for once, where there is a name
   local blanked_from, blanked_depth = nil, -1
   while at < size do
     local byte = bytes[at]
@@ -93,11 +101,14 @@ local function read_json(s)
               at = bytes[value] == QUOTE and closing_quote(s, value + 2) or past_scalar(bytes, value, size)
               edits[#edits + 1] = {value + 1, at, "null"}
             end
-          elseif where == "of media" and has_media and bytes[value] ~= OPENS and bytes[value] ~= OPENS_LIST then
-            at = bytes[value] == QUOTE and closing_quote(s, value + 2) or past_scalar(bytes, value, size)
-            edits[#edits + 1] = {value + 1, at, "null"}
-            media = media + 1
-            if media > MOST_MEDIA then return nil end
+          elseif where == "of media" and bytes[value] ~= OPENS and bytes[value] ~= OPENS_LIST then
+            if has_media == nil then has_media = may_have_media(s) end
+            if has_media then
+              at = bytes[value] == QUOTE and closing_quote(s, value + 2) or past_scalar(bytes, value, size)
+              edits[#edits + 1] = {value + 1, at, "null"}
+              media = media + 1
+              if media > MOST_MEDIA then return nil end
+            end
           elseif name == "model" and depth == 1 and bytes[value] == QUOTE then
             at = closing_quote(s, value + 2) or size
             model = unescaped(s:sub(value + 2, at - 1))
