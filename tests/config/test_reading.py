@@ -108,6 +108,14 @@ def test_one_endpoint_is_enough() -> None:
         (MINIMAL + "prefixes: {max_bytes: 1e9}\n", 'not "1e9", which YAML reads as text; write 1000000000'),
         (MINIMAL + "prefixes: {max_bytes: 1e99999999}\n", 'must be a whole number, not "1e99999999"'),
         (MINIMAL + "gateway: {fallbacks: -1}\n", "gateway.fallbacks: must be 0 or more, not -1"),
+        (
+            MINIMAL + "gateway: {allowed_media_domains: ['https://images.example.com']}\n",
+            'gateway.allowed_media_domains[0]: "https://images.example.com" is not a domain; write one like '
+            "images.example.com, without scheme and port, or *",
+        ),
+        (MINIMAL + "gateway: {allowed_media_domains: ['*.example.com']}\n", '"*.example.com" is not a domain'),
+        (MINIMAL + "gateway: {allowed_media_domains: ['h:80']}\n", '"h:80" is not a domain'),
+        (MINIMAL + "gateway: {allowed_media_domains: ['']}\n", '"" is not a domain'),
         (MINIMAL + "listen: {grpc: 'unix:sock'}\n", "is not an absolute socket path"),
         (MINIMAL + f"listen: {{grpc: 'unix:/{'x' * 107}'}}\n",
          "f.yaml:2: listen.grpc: a socket's path may have 107 bytes, this one has 108; write a shorter one"),

@@ -65,6 +65,13 @@ FAMILIES: dict[str, Callable[[int], bytes]] = {
     "one image a message": lambda size: (
         b'{"model":"small","messages":[%b{}]}' % _times(b'{"role":"user","content":[{"image":0}]},', size)
     ),
+    "images elsewhere": lambda size: _of(b"[%b{}]" % _times(b'{"image":"http://h"},', size)),
+    "texts among images": lambda size: _of(b'[%b"x"]' % _times(b'{"image":"data:,"},"x",', size)),
+    "texts before an image": lambda size: _of(b'[%b{"image":0}]' % _times(b'"x",', size)),
+    "lists of images": lambda size: _of(b"[%b{}]" % _times(b'{"image":[0,0,0,0]},', size)),
+    "one list of images": lambda size: _of(b'[{"image":[%b0]}]' % _times(b"0,", size)),
+    "data of images": lambda size: _of(b'"x"', b',"image_data":[%b0]' % _times(b"0,", size)),
+    "texts of images": lambda size: _of(b'"x"', b',"image_data":["%b"]' % _times(b"http://h/", size)),
     "nests": lambda size: _of(b'[{"content":' * 450 + b'"%b"' % _times(b"x", size) + b"}]" * 450),
     "metadata": lambda size: _of(
         b'"x"', b',"metadata":{"attempted_models":[%b0],"x":[%b0]}' % (_times(b"{},", size), b"")

@@ -22,6 +22,7 @@ from fairlead.api.reserved import RESERVED_KEYS
 from fairlead.config import Config
 from fairlead.gateway import EnvoyProcess, bootstrap
 from fairlead.processes import free_ports
+from tests.api.media_bodies import BODIES, CONTENTS, FETCHED_BY_NOBODY, NOT_ALLOWED, URL
 from tests.gateway.world import Engine, Received, body_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -71,6 +72,7 @@ async def blind() -> AsyncIterator[Blind]:
                         "listen": listen,
                         "endpoints": "static",
                         "trust_clients": trusts,
+                        "allowed_media_domains": ["good.example"],
                         "paths": ["/v1/files", "/upload/*"],
                     },
                     "pool": {"endpoints": [{"address": each.address, "model": each.name} for each in engines]},
@@ -252,6 +254,73 @@ async def test_a_hundred_images_may_be_named(blind: Blind) -> None:
     assert status == 200
     assert reached is not None
     assert json.loads(reached.body)["messages"][0]["content"] == [part | {"uuid": None}] * 100
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [*BODIES, *[(CHAT, {"messages": [{"role": "user", "content": each}]}) for each in CONTENTS]]
+)
+async def test_no_engine_fetches_an_image_from_where_a_client_says(
+    blind: Blind, path: str, body: dict[str, Any]
+) -> None:
+    written = json.dumps({"model": "small", **body})
+    status, text, reached = await blind.send(written, path=path)
+    assert (status, reached) == (400, None)
+    assert b"gateway.allowed_media_domains" in text
+
+    assert (await blind.send(written, path=path, address=blind.trusting))[0] == 400
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_those_of_an_allowed_domain_pass(blind: Blind, path: str, body: dict[str, Any]) -> None:
+    written = json.dumps({"model": "small", **body}).replace(URL, "https://Good.example:8443?x")
+
+    status, _, reached = await blind.send(written, path=path)
+
+    assert status == 200
+    assert reached is not None
+    assert json.loads(reached.body) == json.loads(written)
+
+
+@pytest.mark.parametrize("text", NOT_ALLOWED)
+async def test_a_place_that_is_no_plain_url_of_an_allowed_domain_is_refused(blind: Blind, text: str) -> None:
+    body = {"model": "small", "messages": [{"role": "user", "content": [{"image_url": {"url": text}}]}]}
+
+    assert (await blind.send(json.dumps(body)))[0] == 400
+    assert (await blind.send(json.dumps(body).replace("/", "\\/").replace("h", "\\u0068")))[0] == 400
+
+
+@pytest.mark.parametrize("text", ["data:image/png;base64,AAAA", "DATA:,", "iVBORw0KGgoAAAA", "/9j/4AAQ", "", "UklGR"])
+async def test_images_in_the_body_pass(blind: Blind, text: str) -> None:
+    part = {"type": "image_url", "image_url": {"url": text, "detail": "auto"}}
+    body = {"model": "small", "image_data": [[text]], "messages": [{"role": "user", "content": ["x", part]}]}
+
+    assert (await blind.send(json.dumps(body)))[0] == 200
+
+
+@pytest.mark.parametrize("body", FETCHED_BY_NOBODY)
+async def test_urls_that_no_engine_fetches_pass(blind: Blind, body: dict[str, Any]) -> None:
+    written = json.dumps({"model": "small", **body}).encode()
+    status, _, reached = await blind.send(written)
+
+    assert (status, reached is not None and reached.body) == (200, written)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("url", "http://evil.example/x", 400),
+        ("image[]", "http://evil.example/x", 400),
+        ("image", "file:///x", 400),
+        ("url", "https://good.example/x", 200),
+        ("image", "\x89PNG http://evil.example", 200),
+        ("prompt", "http://evil.example/x", 200),
+    ],
+)
+async def test_a_form_names_no_place_either(blind: Blind, name: str, value: str, status: int) -> None:
+    form = f'--b\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n--b--\r\n'
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+
+    assert (await blind.send(form.encode(), path="/v1/images/edits", headers=headers))[0] == status
 
 
 HARMLESS = [

@@ -23,11 +23,12 @@ def config(**sections: Any) -> Config:
         ({"routes": {"auto": ["a", "b"]}}, ["routes"]),
         ({"pool": {"endpoints": [*TWO, {"address": "10.0.0.3:8000", "model": "c"}]}}, ["pool"]),
         ({"gateway": {"paths": ["/v1/files"]}}, ["gateway"]),
+        ({"gateway": {"allowed_media_domains": ["images.example.com"]}}, ["gateway"]),
         ({"clients": {"keys": "keys.txt"}}, ["clients"]),
         ({"tenants": {"header": "x-tenant"}}, ["tenants"]),
         ({"listen": {"grpc": "127.0.0.1:9102"}}, ["listen"]),
     ],
-    ids=["route", "model", "path", "keys", "tenants", "sidecar"],
+    ids=["route", "model", "path", "media", "keys", "tenants", "sidecar"],
 )
 def test_what_stands_in_the_bootstrap_outdates_it(change: dict[str, Any], sections: list[str]) -> None:
     assert outdated_by(config(), config(**change)) == sections

@@ -5,6 +5,7 @@ Every limit is far above what a real request has; they bound the work that a cra
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 MOST_ITEMS: Final = 131_072  # objects and lists of a body, outside of its strings; messages and parts among them
@@ -22,10 +23,11 @@ class Limits(NamedTuple):
 
     items: int
     items_with_media: int
+    values: int  # where media may be anywhere in them
 
 
-OF_ANY: Final = Limits(MOST_ITEMS, MOST_ITEMS)
-INLINE: Final = Limits(4096, 1024)  # between two other requests
+OF_ANY: Final = Limits(MOST_ITEMS, MOST_ITEMS, MOST_KEYS)
+INLINE: Final = Limits(4096, 1024, 8192)  # between two other requests
 
 
 def count_of(text: bytes, byte: bytes) -> int:
@@ -50,15 +52,33 @@ def has_too_many_items(body: bytes, most: int = MOST_ITEMS) -> bool:
     has_few_keys = len(body) < _LEAST_BYTES_OF_KEY * most_keys or body.count(b":") <= most_keys
     if has_few_keys and count_of(body, b"{") + count_of(body, b"[") <= most:
         return False
-    if b"\\" in body:
-        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is left of quotes begins or ends a string
-    items = keys = inside = 0
-    for start in range(0, len(body), _WINDOW_BYTES):
-        pieces = body[start : start + _WINDOW_BYTES].split(b'"')
-        outside = b"".join(pieces[inside::2])
+    items = keys = 0
+    for outside in _outside_of_strings(body):
         items += outside.count(b"{") + outside.count(b"[")
         keys += outside.count(b":")
         if items > most or keys > most_keys:
             return True
-        inside ^= (len(pieces) - 1) & 1
     return False
+
+
+def has_too_many_values(body: bytes, most: int) -> bool:
+    """Whether JSON has more than `most` commas, objects and lists outside of its strings: as long to be decoded."""
+    if body.count(b",") + body.count(b"{") + body.count(b"[") <= most:
+        return False
+    values = 0
+    for outside in _outside_of_strings(body):
+        values += outside.count(b",") + outside.count(b"{") + outside.count(b"[")
+        if values > most:
+            return True
+    return False
+
+
+def _outside_of_strings(body: bytes) -> Iterator[bytes]:
+    """What is left of JSON without its strings, some of it at a time."""
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is left of quotes begins or ends a string
+    inside = 0
+    for start in range(0, len(body), _WINDOW_BYTES):
+        pieces = body[start : start + _WINDOW_BYTES].split(b'"')
+        yield b"".join(pieces[inside::2])
+        inside ^= (len(pieces) - 1) & 1

@@ -50,6 +50,7 @@ class Reserved(CacheKeys, gc=False):
     routed_dp_rank: Slice = UNSET
     kv_hints: Slice = UNSET
     mm_hashes: Slice = UNSET
+    mm_content_hashes: Slice = UNSET
     http_worker_ipc: Slice = UNSET
     encoder_urls: Slice = UNSET
     need_wait_for_mm_inputs: Slice = UNSET
@@ -90,12 +91,18 @@ class OtherBody(Reserved, gc=False):
 
     model: Slice = UNSET
     input: Slice = UNSET
+    inputs: Slice = UNSET  # Cohere's, of /v2/embed; so is `images`
     query: Slice = UNSET
+    queries: Slice = UNSET
     documents: Slice = UNSET
     text_1: Slice = UNSET
     text_2: Slice = UNSET
+    data_1: Slice = UNSET
+    data_2: Slice = UNSET
     prompt: Slice = UNSET
     messages: Slice = UNSET
+    image: Slice = UNSET
+    images: Slice = UNSET
 
 
 class Sampling(msgspec.Struct, gc=False):

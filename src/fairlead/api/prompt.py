@@ -33,14 +33,23 @@ from fairlead.api.json_body import (
 )
 from fairlead.api.media import Media
 from fairlead.api.media_names import may_have_media, names_in
+from fairlead.api.media_sources import source_of_field, sources_of, sources_of_other
 from fairlead.api.multipart import field_spans
-from fairlead.api.paths import EMBEDDINGS, GENERATION_PATHS, MESSAGES, MODEL_OPTIONAL_PATHS, TOKENIZER_PATHS
+from fairlead.api.paths import (
+    EMBEDDINGS,
+    GENERATION_PATHS,
+    INVOCATIONS,
+    MESSAGES,
+    MODEL_OPTIONAL_PATHS,
+    TOKENIZER_PATHS,
+)
 from fairlead.api.prompt_pieces import pieces_of, placed, reply_span, without_cache_marks
 from fairlead.api.reserved import RESERVED_KEYS, carries, may_carry
 from fairlead.api.spans import Span
 
 _SEPARATOR: Final = b"\x1f"
 _MOST_NAME_BYTES: Final = 12 * MOST_NAME_CHARACTERS + 2  # in JSON, with each character as two escapes
+_MOST_URL_BYTES: Final = 8192  # of a form's field that are looked at
 _GATEWAY_ONLY: Final = "only the gateway may set it; leave it out"
 
 
@@ -75,6 +84,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     digest: int = 0  # of all that the client sent, but for its `metadata`; 0: not known
     media_names: tuple[Span, ...] = ()  # in the body: no engine may see them from a client
     reply: Span | None = None  # in the text: the end of all that the last assistant's message answers, and its own end
+    media_sources: tuple[str, ...] = ()  # domains that the engine would fetch media from, see `api.media_sources`
 
 
 TOO_MANY: Final = Malformed(
@@ -95,7 +105,7 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
     if path not in GENERATION_PATHS:
         if content_type[:20].lower().startswith(b"multipart/form-data"):
             return _parse_form(body, content_type)
-        return _parse_other(body, path, content_type)
+        return _parse_other(body, path, content_type, limits)
     try:
         read = decode(body)
     except msgspec.ValidationError as error:
@@ -120,10 +130,17 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
         return _no_json(error)
     if found is None:
         return TOO_MANY
-    pieces, user_text, media, reply, has_parts = found
+    pieces, user_text, media, reply, has_parts, elsewhere = found
     media_names = names_in(body) if has_parts or read.content_parts is not UNSET else ()
     if media_names is None:
         return _MANY_NAMES
+    sources: tuple[str, ...] | None = ()
+    has_data = not (read.image_data is read.video_data is read.audio_data is UNSET)
+    if elsewhere or has_data or path in MODEL_OPTIONAL_PATHS:
+        also = decode_other(body) if path == INVOCATIONS else None  # whatever the engine can do
+        sources = sources_of(read, elsewhere, also, limits.values)
+    if sources is None:
+        return TOO_MANY
     if path == MESSAGES:
         pieces = without_cache_marks(pieces)
     adapter = "" if read.lora_path is UNSET else _plain_name(read.lora_path)
@@ -150,6 +167,7 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
         digest=_digest(body if read.metadata is UNSET else body.replace(bytes(read.metadata), b"", 1), path),
         media_names=media_names,
         reply=reply and reply_span(pieces, *reply, len(text)),
+        media_sources=sources,
     )
 
 
@@ -163,7 +181,7 @@ def _plain_name(value: msgspec.Raw) -> str:
     return name if name is not None and len(name) <= MOST_NAME_CHARACTERS else ""
 
 
-def _parse_other(body: bytes, path: str, content_type: bytes) -> Prompt | Malformed:
+def _parse_other(body: bytes, path: str, content_type: bytes, limits: Limits) -> Prompt | Malformed:
     """A body that is JSON where it says so; else it passes as it is, if it carries nothing that it may not."""
     try:
         read = decode_other(body)
@@ -182,13 +200,20 @@ def _parse_other(body: bytes, path: str, content_type: bytes) -> Prompt | Malfor
     if path not in TOKENIZER_PATHS:
         parts = (read.query, read.documents, read.text_1, read.text_2, read.messages, read.prompt, read.input)
         text = _SEPARATOR.join([part for part in parts if part is not UNSET])
-    names = names_in(body) if may_have_media(body) else ()
+    names: tuple[Span, ...] | None = ()
+    sources: tuple[str, ...] | None = ()
+    if may_have_media(body):
+        names = names_in(body)
+        sources = sources_of_other(read, limits.values)
     if names is None:
         return _MANY_NAMES
+    if sources is None:
+        return TOO_MANY
     answers, digest = conversations_in(read.messages), _digest(body, path)
     return Prompt(
-        model, text, text, 0, (), None, reserved, answers=answers, several=True, digest=digest, media_names=names
-    )
+        model, text, text, 0, (), None, reserved, answers=answers, several=True, digest=digest, media_names=names,
+        media_sources=sources,
+    )  # fmt: skip
 
 
 def _parse_form(body: bytes, content_type: bytes) -> Prompt | Malformed:
@@ -196,7 +221,11 @@ def _parse_form(body: bytes, content_type: bytes) -> Prompt | Malformed:
     if fields is None:
         return Malformed("The body is not a multipart form that can be read; send at most 64 fields", None)
     model, span = None, None
+    sources: set[str] = set()
     for name, (start, end) in fields:
+        domain = source_of_field(name, body[start : min(end, start + _MOST_URL_BYTES)])
+        if domain is not None:
+            sources.add(domain)
         if name in RESERVED_KEYS:
             return Malformed(f"The form has the field {name}; {_GATEWAY_ONLY}", name)
         if name == "model":
@@ -204,7 +233,7 @@ def _parse_form(body: bytes, content_type: bytes) -> Prompt | Malformed:
                 return Malformed("The form has the field model twice; write it once", "model")
             span = start, end
             model = body[start : min(end, start + 4 * MOST_NAME_CHARACTERS)].decode(errors="replace")
-    return Prompt(model or None, b"", b"", 0, (), None, model_span=span)
+    return Prompt(model or None, b"", b"", 0, (), None, model_span=span, media_sources=tuple(sorted(sources)))
 
 
 def _no_json(error: Exception) -> Malformed:
@@ -218,7 +247,8 @@ def _reserved(read: Reserved) -> tuple[str, ...] | Malformed:
     if (
         read.kv_transfer_params is read.ec_transfer_params is read.bootstrap_host is read.bootstrap_port
         is read.bootstrap_room is read.bootstrap_pair_key is read.decode_tp_size is read.disagg_prefill_dp_rank
-        is read.data_parallel_rank is read.routed_dp_rank is read.kv_hints is read.mm_hashes is read.http_worker_ipc
+        is read.data_parallel_rank is read.routed_dp_rank is read.kv_hints is read.mm_hashes is read.mm_content_hashes
+        is read.http_worker_ipc
         is read.encoder_urls is read.need_wait_for_mm_inputs is read.num_items_assigned is read.sampling_params
         is read.vllm_xargs is read.features is UNSET
     ):  # fmt: skip

@@ -17,6 +17,8 @@ import msgspec
 from fairlead.api.body_limits import Limits, count_of, has_too_many_items
 from fairlead.api.json_body import NULL, UNSET, Body, Message, Slice
 from fairlead.api.media import MOST_PLACED, Media, stand_in
+from fairlead.api.media_names import may_have_media
+from fairlead.api.media_sources import MEDIA_KEYS, Elsewhere, domains_of_medium
 from fairlead.api.spans import Span
 
 _Piece = msgspec.Raw | bytes
@@ -33,50 +35,60 @@ _MOST_AFTER_REPLY: Final = 64  # pieces
 _OPENING_BRACKET: Final = ord("[")
 _OPENING_BRACE: Final = ord("{")
 _OF_A_LIST: Final = (b"[",)
+_OF_AN_OBJECT: Final = (b"{",)
 _LEVELS: Final = 3  # of content within content: a message's part, the parts of a tool's result, and their documents
 _first_byte: Final = Struct("c").unpack_from  # half the time of a memoryview
 
 
 class _Part(msgspec.Struct, gc=False):
-    """Of a content part, what is not text: media, and `content`, which may hold further parts."""
+    """Of a content part, what is not text: media; and `content` and `output`, which may hold further parts."""
 
     image_url: Slice = UNSET
     image: Slice = UNSET
     input_audio: Slice = UNSET
     audio_url: Slice = UNSET
+    audio: Slice = UNSET
     video_url: Slice = UNSET
+    video: Slice = UNSET
     file: Slice = UNSET
     file_data: Slice = UNSET
+    file_url: Slice = UNSET
     source: Slice = UNSET
     content: Slice = UNSET
+    output: Slice = UNSET  # of a function, to the Responses API
     uuid: Slice = UNSET  # see `api.media_names`
 
 
 _decode_parts = msgspec.json.Decoder(list[_Part]).decode
 _decode_lists = msgspec.json.Decoder(list[list[_Part]]).decode
 _decode_fields = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
-_MEDIA_KEYS: Final = frozenset(_Part.__struct_fields__) - {"content", "uuid"}
+_PARTS_KEYS: Final = frozenset({"content", "output"})
+_MEDIA_KEYS: Final = frozenset(_Part.__struct_fields__) - _PARTS_KEYS - {"uuid"}
 _UNREAD_KEYS: Final = frozenset({"cache_control", "uuid"})  # of parts: models read none
 _TEXT_ALONE: Final = _Part()
 _CACHE_MARK: Final = re.compile(rb'"cache_control"\s*:\s*(?:null|\{[^{}]*\})(\s*,\s*)?')
 _LIST_OF_OBJECTS: Final = re.compile(rb"\s*\[\s*\{")
+_LIST_WITH_OBJECTS: Final = re.compile(rb'\s*+\[\s*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"\s*+,\s*+)*+\{', re.DOTALL)
 
 
-def pieces_of(read: Body, limits: Limits) -> tuple[list[_Piece], _Piece | None, list[Media], Span | None, bool] | None:
-    """The pieces, the last user message, the media, which pieces are of the last assistant message, and whether some
-    content may be more than text: only that of messages is looked at, other lists may be.
+def pieces_of(
+    read: Body, limits: Limits
+) -> tuple[list[_Piece], _Piece | None, list[Media], Span | None, bool, Elsewhere] | None:
+    """The pieces, the last user message, the media, which pieces are of the last assistant message, whether some
+    content may be more than text (only that of messages is looked at, other lists may be), and what may be elsewhere.
 
     None for more content parts than `limits`.
     """
     pieces: list[_Piece] = []
     media: list[Media] = []
+    elsewhere: Elsewhere = []
     has_lists = False
     pieces += [part for part in (read.tools, read.documents) if part is not UNSET]
     for part in (read.instructions, read.system):
         if part is not UNSET:
             if _has_many_parts(part, limits.items_with_media):
                 return None
-            _add(part, pieces, media)
+            _add(part, pieces, media, elsewhere)
             has_lists = has_lists or _first_byte(part) == _OF_A_LIST
     messages = read.messages or ()
     before, append = len(pieces), pieces.append
@@ -100,7 +112,7 @@ def pieces_of(read: Body, limits: Limits) -> tuple[list[_Piece], _Piece | None, 
             return None
     if has_media:
         del pieces[before:]
-        reply, user = _add_messages(messages, pieces, media)
+        reply, user = _add_messages(messages, pieces, media, elsewhere)
     else:
         reply, user = _last_of_each(messages, len(pieces))
     user_text: _Piece | None = None
@@ -111,9 +123,9 @@ def pieces_of(read: Body, limits: Limits) -> tuple[list[_Piece], _Piece | None, 
         if part is not UNSET:
             if _has_many_parts(part, limits.items_with_media):
                 return None
-            _add(part, pieces, media)
+            _add(part, pieces, media, elsewhere)
             has_lists = has_lists or _first_byte(part) == _OF_A_LIST
-    return pieces, user_text, media, reply, has_media or has_lists
+    return pieces, user_text, media, reply, has_media or has_lists, elsewhere
 
 
 def without_cache_marks(pieces: list[_Piece]) -> list[_Piece]:
@@ -154,7 +166,7 @@ def _is_words(piece: _Piece) -> bool:
 
 
 def _add_messages(
-    messages: Sequence[Message], pieces: list[_Piece], media: list[Media]
+    messages: Sequence[Message], pieces: list[_Piece], media: list[Media], elsewhere: Elsewhere
 ) -> tuple[Span | None, Span | None]:
     """As `_add`, of messages some of which have parts that are no text; gives what `_last_of_each` does."""
     reply: Span | None = None
@@ -164,7 +176,7 @@ def _add_messages(
         pieces.append(message.role)
         pieces += _thoughts(message)
         if _first_byte(message.content) == _OF_A_LIST:
-            _add(message.content, pieces, media)
+            _add(message.content, pieces, media, elsewhere)
         else:
             pieces.append(message.content)
         if message.tool_calls is not UNSET:
@@ -222,32 +234,44 @@ def _are_text_alone(lists: bytes) -> bool:
     return all(parts.count(_TEXT_ALONE) == len(parts) for parts in read)
 
 
-def _add(value: msgspec.Raw, pieces: list[_Piece], media: list[Media], levels: int = _LEVELS) -> None:
+def _add(
+    value: msgspec.Raw, pieces: list[_Piece], media: list[Media], elsewhere: Elsewhere, levels: int = _LEVELS
+) -> None:
     """Append the text of a JSON value, and to `media` its images and clips, for which a digest of their bytes stands.
 
     Below `levels` of content within content all is text: each level is one more parse of the same bytes.
     """
     parts = _parts(memoryview(value)) if levels else []
+    if parts is None:
+        elsewhere.append(value)
+        parts = []
     if parts.count(_TEXT_ALONE) == len(parts):
         pieces.append(value)
         return
     for part in _decode_fields(value):
         for key, inner in part.items():
-            if key in _MEDIA_KEYS:
+            if key in _MEDIA_KEYS and (key != "source" or _first_byte(inner) == _OF_AN_OBJECT):
                 text, medium = stand_in(memoryview(inner), key, len(pieces), len(media))
                 pieces.append(text)
                 media.append(medium)
-            elif key == "content":  # of a tool's result, or of an item of the Responses API
-                _add(inner, pieces, media, levels - 1)
+                if key in MEDIA_KEYS:
+                    elsewhere += domains_of_medium(memoryview(inner))
+            elif key in _PARTS_KEYS:  # of a tool's result, or of an item of the Responses API
+                is_one = _first_byte(inner) == _OF_AN_OBJECT  # as of a computer's screenshot
+                _add(msgspec.Raw(b"[%b]" % inner) if is_one else inner, pieces, media, elsewhere, levels - 1)
             elif key not in _UNREAD_KEYS:
                 pieces.append(inner)
 
 
-def _parts(view: memoryview) -> list[_Part]:
-    """The parts of a JSON list of objects; none for any other value."""
-    if view[0] != _OPENING_BRACKET or (view[1] != _OPENING_BRACE and not _LIST_OF_OBJECTS.match(view)):
+def _parts(view: memoryview) -> list[_Part] | None:
+    """The parts of a JSON list of objects, none for other values; None for a list of objects among other values."""
+    if view[0] != _OPENING_BRACKET:
         return []
+    if view[1] != _OPENING_BRACE and not _LIST_OF_OBJECTS.match(view):
+        written = bytes(view)
+        has_objects = b"{" in written and may_have_media(written) and _LIST_WITH_OBJECTS.match(written)
+        return None if has_objects else []
     try:
         return _decode_parts(view)
-    except msgspec.ValidationError:  # objects mixed with other values: for the engine to judge
-        return []
+    except msgspec.ValidationError:
+        return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from fairlead.api.media_sources import NO_DOMAIN, ODD_DOMAIN
+
 _SHOWN_CHARACTERS = 200  # of a name that a client chose
 
 
@@ -33,6 +35,20 @@ def unknown_model(name: str) -> HttpAnswer:
     shown = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..."
     message = f"The model {shown!r} is neither served by this pool nor a route; GET /v1/models lists both"
     return _error(404, "model_not_found", message, param="model")
+
+
+def media_source(domain: str) -> HttpAnswer:
+    """An image or a clip that engines may not fetch. `domain`: see `api.media_sources`."""
+    what = f"at {domain!r}" if domain else "neither in the body nor at an http(s) URL"
+    if domain == ODD_DOMAIN:
+        what = "at a URL without a plain host name"
+    message = (
+        f"An image or a clip is {what}, from where this gateway's engines may not fetch any: send its bytes as "
+        "'data:image/png;base64,...'"
+    )
+    if domain not in (NO_DOMAIN, ODD_DOMAIN):
+        message += ", or ask the operator of this gateway for it (gateway.allowed_media_domains)"
+    return _error(400, "media_source_not_allowed", message)
 
 
 def unknown_client() -> HttpAnswer:

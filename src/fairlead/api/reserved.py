@@ -1,8 +1,8 @@
 """Parameters that only a router sets: by most it moves KV between engines, and a client that sent them could read or
 poison another's cache; by `data_parallel_rank` and `routed_dp_rank` (SGLang) it chooses among one engine's copies. By
-`mm_hashes` (SGLang; of vLLM in `features`) a client's image would pass for another one, whose cached KV is found by its
-hash. The last five go between the parts of one SGLang, or come from its orchestrator ("never by an application
-client"). What names an image in a message is in `api.media_names`.
+`mm_hashes` and `mm_content_hashes` (SGLang; the first in vLLM's `features`, too) a client's image would pass for
+another one, whose cached KV is found by its hash. The last five go between the parts of one SGLang, or come from its
+orchestrator ("never by an application client"). What names an image in a message is in `api.media_names`.
 
 Sources: `kv_transfer_params` and `ec_transfer_params` of vLLM's requests; the others are of SGLang 0.5.23's
 `GenerateReqInput`.
@@ -19,12 +19,13 @@ RESERVED_KEYS: Final = frozenset(
     {
         "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
         "bootstrap_pair_key", "decode_tp_size", "disagg_prefill_dp_rank", "data_parallel_rank", "routed_dp_rank",
-        "mm_hashes", "kv_hints", "http_worker_ipc", "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned",
+        "mm_hashes", "mm_content_hashes", "kv_hints", "http_worker_ipc", "encoder_urls", "need_wait_for_mm_inputs",
+        "num_items_assigned",
     }
 )  # fmt: skip
 
 _WRITTEN: Final = re.compile(
-    rb"transfer_params|bootstrap_|decode_tp_size|_dp_rank|data_parallel_rank|mm_hashes|kv_hints|http_worker_ipc"
+    rb"transfer_params|bootstrap_|decode_tp_size|_dp_rank|data_parallel_rank|mm_hashes|mm_content_hashes|kv_hints|http_worker_ipc"
     rb"|encoder_urls|need_wait_for_mm_inputs|num_items_assigned|\\u00"
 )
 _MOST_READ_BYTES: Final = 1 << 16

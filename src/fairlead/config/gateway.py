@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from fairlead.addresses import Address, GrpcAddress, HeaderName
+from fairlead.api.media_sources import ANY_DOMAIN, domain_of
 from fairlead.config.errors import InvalidAtError
 from fairlead.config.values import AbsolutePath
 from fairlead.section import Section
@@ -44,8 +45,21 @@ def _open_path(value: str) -> str:
 OpenPath = Annotated[str, AfterValidator(_open_path)]
 
 
+def _media_domain(value: str) -> str:
+    """Raises ValueError for anything but a name, an IP address or `*`."""
+    domain = value.lower().rstrip(".")
+    if value != ANY_DOMAIN and domain_of(f"http://{domain}/") != domain:
+        raise ValueError(f'"{value}" is not a domain; write one like images.example.com, without scheme and port, or *')
+    return domain
+
+
+MediaDomain = Annotated[str, AfterValidator(_media_domain)]
+
+
 class Gateway(Section):
-    """The Envoy in front, as `fairlead envoy` writes it. Behind a gateway of your own only `fallbacks` counts."""
+    """The Envoy in front, as `fairlead envoy` writes it. Behind a gateway of your own only `fallbacks` and
+    `allowed_media_domains` count.
+    """
 
     listen: Address = "127.0.0.1:8080"
     fallbacks: Annotated[int, Field(ge=0, le=8)] = 2  # 0 behind ORIGINAL_DST gateways: they take one address only
@@ -61,6 +75,9 @@ class Gateway(Section):
     trust_clients: bool = (
         False  # with parameters that steer KV transfer between engines (kv_transfer_params and the like)
     )
+    allowed_media_domains: Annotated[
+        tuple[MediaDomain, ...], Field(strict=False)
+    ] = ()  # from which engines may fetch a request's images and clips; *: from any, inside your network too
     test_endpoint_selection: bool = False  # any client may name endpoints: for the Gateway API's conformance suite only
     # Of a client's request, for those that a cascade makes: besides authorization, tracing, sessions and the tenant.
     inner_headers: PassedHeaders = ("x-api-key", "api-key")

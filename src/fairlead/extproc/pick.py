@@ -15,6 +15,7 @@ from fairlead.api.body_limits import INLINE
 from fairlead.api.edits import edits
 from fairlead.api.json_body import split_models
 from fairlead.api.media_names import names_in
+from fairlead.api.media_sources import first_refused
 from fairlead.api.one_token import SPLIT_PATHS, spans_to_split
 from fairlead.api.paths import BINDING_PATHS, MODEL_OPTIONAL_PATHS
 from fairlead.api.prompt import TOO_MANY, Malformed, parse
@@ -124,6 +125,10 @@ def prepare(services: Services, request: HttpRequest, read: Read | Malformed, wh
     """All that can be known of a request before it has an endpoint; its body was whole at `whole_s`."""
     if isinstance(read, Malformed):
         return Refused(refusals.malformed(read.message, read.param))
+    if sources := read.prompt.media_sources:
+        domain = first_refused(sources, services.config.gateway.allowed_media_domains)
+        if domain is not None:
+            return Refused(refusals.media_source(domain))
     started_s = services.clock_s()
     asked = _asked(services, request, read)
     if asked is None:

@@ -7,12 +7,15 @@ and finds the model. `name_model.lua` runs before each engine and writes the nam
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 from typing import Final
 from urllib.parse import quote
 
 from fairlead.api import headers
+from fairlead.api.media_names import MEDIA_NAMES
+from fairlead.api.media_sources import BEGINNINGS, FREE_KEYS, LOCATORS, MEDIA_KEYS
 from fairlead.api.reserved import RESERVED_KEYS
 from fairlead.config import Config
 from fairlead.gateway.parts import DESTINATION, Part, type_url
@@ -28,7 +31,7 @@ BLIND_MODEL_HEADER: Final = headers.BLIND_MODEL.decode()
 _NESTED: Final = frozenset({"kv_transfer_params", "ec_transfer_params", "mm_hashes"})
 _PARAMETERS: Final = {
     **{key: "anywhere" if key in _NESTED else "top" for key in sorted(RESERVED_KEYS)},
-    "uuid": "of media",  # see `api.media_names`
+    **dict.fromkeys(MEDIA_NAMES, "of media"),
 }
 
 
@@ -59,6 +62,11 @@ def guard(config: Config, *, upgrades: bool = False) -> Part:
         "trusts_clients": config.gateway.trust_clients,
         "destination": DESTINATION,
         "parameters": {} if config.gateway.trust_clients else _PARAMETERS,
+        "media": _set_of(MEDIA_KEYS),
+        "locators": _set_of(LOCATORS),
+        "free": _set_of(FREE_KEYS),
+        "beginnings": _set_of(BEGINNINGS),
+        "domains": _set_of(config.gateway.allowed_media_domains),
         "clusters": clusters | routes,
         "listed": LISTED,
         "rewrites": dict.fromkeys(routes.values(), True),
@@ -106,6 +114,10 @@ def _filter(script: str) -> Part:
 @cache
 def _script(name: str) -> str:
     return resources.files("fairlead.gateway").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _set_of(names: Iterable[str]) -> dict[str, bool]:
+    return dict.fromkeys(sorted(names), True)
 
 
 def _literal(value: object) -> str:

@@ -23,8 +23,8 @@ def outdated_by(old: Config, new: Config) -> list[str]:
 
 
 def _has_our_envoy(config: Config) -> bool:
-    """Another gateway takes nothing of `gateway` but `fallbacks`, and most need 0 there."""
-    if config.gateway.model_fields_set - {"fallbacks"}:
+    """Of another gateway, `fallbacks` and `allowed_media_domains` count; most need 0 fallbacks."""
+    if config.gateway.model_fields_set - {"fallbacks", "allowed_media_domains"}:
         return True
     cluster = config.discovery.kubernetes
     return config.gateway.fallbacks != 0 and (cluster is None or cluster.inference_pool is None)

@@ -12,6 +12,7 @@ local LONGEST_NAME = 6 * 24  -- each character of the longest parameter written 
 local MOST_NAMES = 100000  -- looked at in one body: some 20 ms
 local MOST_EDITS = 64
 local MOST_MEDIA = 1024  -- named by clients
+local MOST_URL_BYTES = 8192
 local MOST_PARTS = 256
 local MOST_HEAD_BYTES = 4096  -- of one part of a form
 local ESCAPES = {b = "\b", f = "\f", n = "\n", r = "\r", t = "\t"}
@@ -35,6 +36,29 @@ end
 -- First bytes of the names that matter, or of an escape: most keys need no further look.
 local FIRST = {[BACKSLASH] = true, [string.byte("model")] = true}
 for name in pairs(CONFIG.parameters) do FIRST[name:byte()] = true end
+local FIRST_OF_MEDIA = {[BACKSLASH] = true}
+for _, names in ipairs({CONFIG.media, CONFIG.locators, CONFIG.free}) do
+  for name in pairs(names) do FIRST_OF_MEDIA[name:byte()] = true end
+end
+
+-- Why an engine may not get an image or a clip as `text` says; nil: it may. See `api.media_sources`.
+local function refused_source(text)
+  if text == "" or text:find("^[dD][aA][tT][aA]:") then return nil end
+  for beginning in pairs(CONFIG.beginnings) do
+    if text:sub(1, #beginning) == beginning then return nil end
+  end
+  local _, scheme = text:find("^%s*[hH][tT][tT][pP][sS]?://")
+  if scheme and CONFIG.domains["*"] then return nil end
+  if scheme then
+    local domain, after = text:match("^([%w_.-]+)()", scheme + 1)
+    if not domain then domain, after = text:match("^(%[[%x:.]+%])()", scheme + 1) end
+    local port = domain and text:match("^:%d%d?%d?%d?%d?()", after)
+    local rest = domain and text:sub(port or after, port or after)
+    if domain and (rest == "" or rest:find("[/?#]")) and CONFIG.domains[domain:gsub("%.+$", ""):lower()] then return nil end
+  end
+  return "An image or a clip is not in the body, and from where it is this gateway's engines may not fetch any: "
+    .. "send its bytes as data:image/png;base64,..., or ask the operator for gateway.allowed_media_domains"
+end
 
 -- Where the string ends whose first character is `s[from]`: the index of its closing quote, or nil.
 local function closing_quote(s, from)
@@ -71,7 +95,8 @@ local function may_have_media(s)
   return false
 end
 
--- The edits that a JSON body needs, in order: {from, to, what it is}; and the model that it names. nil: not to be read.
+-- The edits that a JSON body needs, in order: {from, to, what it is}; and the model that it names. nil: not to be read,
+-- or with a reason where it names an image that no engine may fetch.
 local function read_json(s)
   if s:find("\0", 1, true) then return nil end
   local bytes, size = ffi.cast("const uint8_t *", s), #s
@@ -79,8 +104,13 @@ local function read_json(s)
   local at, depth, names, media = 0, 0, 0, 0
   local has_media = nil  -- looked for once, where there is a name
   local blanked_from, blanked_depth = nil, -1
+  local kind = nil  -- of the key before a value: "media", "locator", "free" or "other"
+  local media_depth, free_depth = nil, nil  -- within which all is of a medium, or anything
+  local lists = {}  -- by depth: whether a list's texts are media
   while at < size do
     local byte = bytes[at]
+    local before = kind
+    kind = nil
     if byte == QUOTE then
       local quote = closing_quote(s, at + 2)
       if not quote then return nil end
@@ -116,13 +146,38 @@ local function read_json(s)
           end
           if #edits - media > MOST_EDITS then return nil end
         end
+        if at == value then
+          kind = "other"
+          if FIRST_OF_MEDIA[s:byte(first)] and last - first < LONGEST_NAME then
+            local name = unescaped(s:sub(first, last))
+            if CONFIG.free[name] and (name ~= "input" or depth > 1) then
+              kind = "free"
+            elseif CONFIG.media[name] and (name ~= "source" or bytes[value] == OPENS) then
+              kind = "media"
+            elseif CONFIG.locators[name] then
+              kind = "locator"
+            end
+          end
+        end
+      elseif not free_depth and not blanked_from then
+        local is_media = before == "media" or (media_depth and before == "locator") or (before == nil and lists[depth])
+        if is_media then
+          local reason = refused_source(unescaped(s:sub(first, math.min(last, first + MOST_URL_BYTES))))
+          if reason then return nil, nil, reason end
+        end
       end
     elseif byte == OPENS or byte == OPENS_LIST then
+      if before == "free" and not free_depth then free_depth = depth end
+      local is_media = before == "media" or (media_depth and before == "locator") or (before == nil and lists[depth])
+      if is_media and not media_depth then media_depth = depth end
       depth = depth + 1
+      lists[depth] = is_media and byte == OPENS_LIST
       at = at + 1
     elseif byte == CLOSES or byte == CLOSES_LIST then
       depth = depth - 1
       at = at + 1
+      if free_depth and depth <= free_depth then free_depth = nil end
+      if media_depth and depth <= media_depth then media_depth = nil end
       if blanked_from and depth == blanked_depth then
         edits[#edits + 1] = {blanked_from + 1, at, "null"}
         blanked_from = nil
@@ -178,6 +233,13 @@ local function read_form(s, boundary)
     local name = field_name(head:sub(1, head_length - 2))
     local where = CONFIG.parameters[name or ""]
     if name == false or (where and where ~= "of media") or (name == "model" and model) then return nil end
+    local of = name and name:gsub("%[%]$", "")
+    if of and (of == "url" or of:find("_url$") or CONFIG.media[of]) then
+      local text = s:sub(last + head_length + 1, math.min(next_from - 1, last + head_length + MOST_URL_BYTES))
+      local is_file = of ~= "url" and not of:find("_url$") and not text:find("^%s*[hHfF][tTiI][tTlL][pPeE][sS]?:")
+      local reason = not is_file and refused_source(text)
+      if reason then return nil, nil, reason end
+    end
     if name == "model" then
       model = s:sub(last + head_length + 1, next_from - 1)
       edits[#edits + 1] = {last + head_length + 1, next_from - 1, "model"}
@@ -208,26 +270,26 @@ local function edited(s, edits)
   return table.concat(pieces), table.concat(spans, ",")
 end
 
--- What to do with a body: its edits and the model, or nothing and why it is refused.
+-- What to do with a body: its edits and the model, or nothing and why it is refused, and whether also of trusted clients.
 local function read(s, headers)
   local encoding = headers:get("content-encoding")
   if encoding and encoding:lower() ~= "identity" then
     return nil, nil, "The body is compressed (content-encoding); send it as it is"
   end
   local first = s:match("^[ \t\r\n]*(.)")
-  local edits, model
+  local edits, model, reason
   if first == "{" or first == "[" then
-    edits, model = read_json(s)
+    edits, model, reason = read_json(s)
     if edits then return edits, model end
-    return nil, nil, "The body is not JSON in UTF-8, or too much of it is keys"
+    return nil, nil, reason or "The body is not JSON in UTF-8, or too much of it is keys", reason ~= nil
   end
   local kind, boundary = headers:get("content-type") or "", nil
   if kind:lower():find("multipart/form-data", 1, true) then
     boundary = kind:match('[bB][oO][uU][nN][dD][aA][rR][yY]="([^"]+)"') or kind:match("[bB][oO][uU][nN][dD][aA][rR][yY]=([^;%s]+)")
   end
-  if boundary then edits, model = read_form(s, boundary) end
+  if boundary then edits, model, reason = read_form(s, boundary) end
   if edits then return edits, model end
-  return nil, nil, "The body is neither a JSON object nor a form that can be read"
+  return nil, nil, reason or "The body is neither a JSON object nor a form that can be read", reason ~= nil
 end
 
 local function refuse(handle, message)
@@ -258,10 +320,10 @@ function envoy_on_request(handle)
   if not body or body:length() == 0 then return end
   local headers = handle:headers()
   -- An error here must not let the request pass as it is, as Envoy would do.
-  local ran, edits, model, reason = pcall(function()
+  local ran, edits, model, reason, of_all = pcall(function()
     local s = body:getBytes(0, body:length())
-    local edits, model, reason = read(s, headers)
-    if not edits then return nil, nil, reason end
+    local edits, model, reason, of_all = read(s, headers)
+    if not edits then return nil, nil, reason, of_all end
     local cluster = nil
     if model and not headers:get(CONFIG.destination) then
       cluster = CONFIG.clusters[model]
@@ -287,7 +349,7 @@ function envoy_on_request(handle)
   if not ran then
     handle:logErr("fairlead: " .. tostring(edits))
     refuse(handle, "The body cannot be read by this gateway now; try again")
-  elseif not edits and not CONFIG.trusts_clients then
+  elseif not edits and (of_all or not CONFIG.trusts_clients) then
     refuse(handle, reason)
   end
 end
