@@ -110,6 +110,14 @@ async def test_a_client_does_not_choose_among_the_copies_of_one_engine(world: Wo
     assert "x-data-parallel-rank" not in received.headers
 
 
+async def test_a_client_does_not_go_first_by_a_header(world: World, envoy: StartEnvoy) -> None:
+    """vLLM 0.32 believes it rather than the body, where it schedules by priority."""
+    gateway = await _gateway(world, envoy)
+    await gateway.ask("POST", "/v1/chat/completions", b'{"model":"large","messages":[]}', {"x-vllm-priority": "-9"})
+    (received,) = world.engines["large"].received
+    assert "x-vllm-priority" not in received.headers
+
+
 async def test_a_client_sets_none_of_sglangs_fields_by_headers(world: World, envoy: StartEnvoy) -> None:
     """SGLang 0.5.23 believes them rather than the body, in chats and at /generate."""
     fields = "rid", "bootstrap-host", "bootstrap-port", "bootstrap-room", "conversation-id", "routed-dp-rank"

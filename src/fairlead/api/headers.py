@@ -50,7 +50,8 @@ ORIGINAL_DESTINATION: Final = b"x-envoy-original-dst-host"  # a cluster of that 
 
 # To a proxy next to the engine (llm-d's): which endpoint computes the prompt. Its other levers are a gateway's too.
 PREFILLER: Final = b"x-prefiller-host-port"
-DP_RANK: Final = b"x-data-parallel-rank"  # of vLLM: which of one engine's copies serves
+# Of vLLM (0.32): which of one engine's copies serves, and who goes first.
+_OF_VLLM: Final = (b"x-data-parallel-rank", b"x-vllm-priority")
 _OF_THE_PROXY: Final = (
     PREFILLER, b"x-encoder-hosts-ports", b"x-data-parallel-host-port", b"x-kv-cache-source-host-port",
 )  # fmt: skip
@@ -80,7 +81,7 @@ MODEL_QUOTED: Final = b"x-fairlead-model-quoted"
 # What Envoy removes before any filter sees it. `INNER` is not among them: the sidecar believes it with its secret only.
 GATEWAY_ONLY: Final = (
     DESTINATION, SUBSET, MODEL, ENDPOINT, DECISION, EVENTS, CLUSTER, BLIND_MODEL, MODEL_SPANS, MODEL_QUOTED,
-    PREFILLED, SENT_ONCE, FIRST_EVENT, DP_RANK, *_OF_THE_PROXY, *_OF_SGLANG,
+    PREFILLED, SENT_ONCE, FIRST_EVENT, *_OF_VLLM, *_OF_THE_PROXY, *_OF_SGLANG,
 )  # fmt: skip
 # What the sidecar removes, behind whichever gateway. It overwrites `DESTINATION` itself.
 NOT_OF_A_CLIENT: Final = frozenset({*GATEWAY_ONLY, INNER, ORIGINAL_DESTINATION} - {DESTINATION})
