@@ -18,6 +18,7 @@ import h2.events
 import pytest
 import pytest_asyncio
 
+from fairlead.api.cache_salt import salt_of
 from fairlead.api.reserved import RESERVED_KEYS
 from fairlead.config import Config
 from fairlead.gateway import EnvoyProcess, bootstrap
@@ -34,10 +35,11 @@ AT_THE_TOP = RESERVED_KEYS - ANYWHERE
 
 @dataclass
 class Blind:
-    """An Envoy without its sidecar, before two engines of `small` and one of `large`; `trusting` trusts its clients."""
+    """Envoys without their sidecar, before two engines of `small` and one of `large`; `trusting` trusts its clients."""
 
     address: str
     trusting: str
+    separating: str  # tenants' caches
     engines: list[Engine]
     client: aiohttp.ClientSession
 
@@ -63,11 +65,12 @@ async def blind() -> AsyncIterator[Blind]:
             await engine.start()
             stack.push_async_callback(engine.stop)
         addresses = []
-        for trusts in (False, True):
+        for trusts, tenants in ((False, {}), (True, {}), (False, {"header": "X-Tenant", "vouched_by": "the test"})):
             listen, admin, nobody = (f"127.0.0.1:{port}" for port in free_ports(3))
             config = Config.model_validate(
                 {
                     "listen": {"grpc": nobody},
+                    "tenants": tenants,
                     "gateway": {
                         "listen": listen,
                         "endpoints": "static",
@@ -82,7 +85,8 @@ async def blind() -> AsyncIterator[Blind]:
             await stack.enter_async_context(EnvoyProcess(bootstrap(config, admin_address=admin)))
             addresses.append(listen)
         client = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)))
-        yield Blind(addresses[0], addresses[1], engines, client)
+        address, trusting, separating = addresses
+        yield Blind(address, trusting, separating, engines, client)
 
 
 def levers_in(value: Any, *, top: bool = True) -> set[str]:
@@ -321,6 +325,51 @@ async def test_a_form_names_no_place_either(blind: Blind, name: str, value: str,
     headers = {"content-type": "multipart/form-data; boundary=b"}
 
     assert (await blind.send(form.encode(), path="/v1/images/edits", headers=headers))[0] == status
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "small", "messages": []}',
+        b' {"model": "small", "messages": [{"content": "}"}]\n} ',
+        b"{}",
+        b" { } ",
+        b'{"cache_salt": null, "model": "small"}',
+        b'{"model": "small", "cache\\u005fsalt": ""}',
+        b'{"model": "small", "cache_salt": null, "kv_transfer_params": {"x": "}"}, "x": {"cache_salt": "y"}}',
+    ],
+)
+@pytest.mark.parametrize("tenant", [b"acme", b"ACME", b"x" * 48])
+async def test_a_tenant_keeps_its_cache_for_itself(blind: Blind, body: bytes, tenant: bytes) -> None:
+    headers = {"x-tenant": tenant.decode()}
+    status, _, reached = await blind.send(body, address=blind.separating, headers=headers)
+
+    assert status == 200
+    assert reached is not None
+    document = json.loads(body) | {"cache_salt": json.loads(salt_of(tenant, b""))}
+    assert json.loads(reached.body) == document | dict.fromkeys(document.keys() & {"kv_transfer_params"})
+
+
+@pytest.mark.parametrize("own", ["a", json.loads(salt_of(b"acme", b"")), ["a", "b"], 7, {"a": 1}])
+async def test_a_clients_own_salt_joins_no_other_tenants(blind: Blind, own: Any) -> None:
+    salts = set()
+    for tenant in ("acme", "y" * 49, "y" * 50, ""):
+        body = json.dumps({"model": "small", "cache_salt": own, "messages": []})
+        headers = {"x-tenant": tenant} if tenant else {}
+        _, _, reached = await blind.send(body, address=blind.separating, headers=headers)
+        assert reached is not None
+        salt = json.loads(reached.body)["cache_salt"]
+        assert len(salt) <= 128
+        salts.add(salt)
+    assert len({*salts, json.loads(salt_of(b"acme", b""))}) == 5
+
+
+async def test_bodies_of_other_paths_and_of_no_tenant_have_no_salt(blind: Blind) -> None:
+    body = b'{"model": "small", "prompt": "x"}'
+    for path, headers in (("/tokenize", {"x-tenant": "acme"}), ("/v1/completions", {})):
+        _, _, reached = await blind.send(body, path=path, address=blind.separating, headers=headers)
+        assert reached is not None
+        assert reached.body == body
 
 
 HARMLESS = [

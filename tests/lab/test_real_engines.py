@@ -38,6 +38,7 @@ ADAPTERS = ("legal", "medical")  # of the second, which has one slot for them
 WITHIN_S = 120.0
 # Measured round trips between processes of one busy machine say nothing of the engines.
 EQUALLY_FAR = {"name": "fairlead", "rtt_weight": 0}
+TENANTS = {"header": "x-tenant", "vouched_by": "the test, which stands for a gateway"}
 TIE_MS = 2.0  # the policy's default: costs that are this near are equal
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(840), pytest.mark.slow]
@@ -70,7 +71,7 @@ async def lab() -> AsyncIterator[Lab]:
         extra = Extra((), {}), Extra(lora, {})
         async with (
             LabEngines((ENGLISH, CHINESE), folder, extra.__getitem__) as engines,
-            running_front(engines, known(folder), "fairlead", folder, policy=EQUALLY_FAR) as front,
+            running_front(engines, known(folder), "fairlead", folder, policy=EQUALLY_FAR, tenants=TENANTS) as front,
             httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=WITHIN_S) as client,
             httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=WITHIN_S) as admin,
         ):
@@ -111,6 +112,20 @@ async def test_a_question_goes_to_the_model_that_is_good_at_its_kind(
 async def test_a_wrong_answer_is_retried_at_the_other_model(lab: Lab) -> None:
     answer = await lab.ask(words.question(Random(2), "zh", 512), lambda _: False, attempts=2)
     assert {attempt.model for attempt in answer.attempts} == {CHINESE, ENGLISH}  # which is first, speeds decide too
+
+
+async def test_no_tenant_learns_what_another_has_cached(lab: Lab) -> None:
+    """vLLM says how much of a prompt it had: of another tenant's, or of one that is under another's salt, nothing."""
+    body = body_of(words.question(Random(4), "en", 256), ENGLISH)
+
+    async def cached_tokens(tenant: str, **more: Any) -> int:
+        response = await lab.client.post("/v1/chat/completions", json=body | more, headers={"x-tenant": tenant})
+        return int(response.raise_for_status().json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert await cached_tokens("one") == 0
+    assert await cached_tokens("one") >= 128
+    assert await cached_tokens("two") == 0
+    assert await cached_tokens("three", cache_salt=b"one".hex()) == 0
 
 
 async def test_the_second_turn_of_a_session_finds_its_prompt_in_the_cache(lab: Lab) -> None:

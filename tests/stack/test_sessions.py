@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
 from typing import Any
 
@@ -72,6 +73,39 @@ async def test_tenants_do_not_share_prefixes(stack: Start) -> None:
         await pool.chat(headers={"x-tenant": tenant}, **body)
     hits = [d["best"][0]["terms"]["prefill_ms"] for d in reversed(await pool.decisions())]
     assert hits[0] == hits[1] > 5 * hits[2]
+
+
+@pytest.mark.parametrize("mode", ["buffered", "full_duplex"])
+async def test_nor_do_they_at_the_engine_also_while_the_sidecar_is_away(stack: Start, mode: str) -> None:
+    """By what its answers say, each tenant is the first with its prompt."""
+    tenants = {"header": "x-tenant", "vouched_by": "the test, which stands for a gateway"}
+    pool = await stack(engine(), mode=mode, tenants=tenants)
+
+    async def cached(tenant: str, **more: Any) -> int:
+        body: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": BOOK}], **more}
+        usage = (await pool.chat(headers={"x-tenant": tenant}, **body)).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    assert await cached("one") == 0
+    assert await cached("one") > 0
+    assert await cached("two") == 0
+    salt = b"two".hex()  # which is no secret
+    assert await cached("three", cache_salt=salt) == 0
+
+    pool.stop_sidecar(signal.SIGKILL)
+    assert await cached("two") > 0
+    assert await cached("four") == 0
+    assert await cached("five", cache_salt=salt) == 0
+    assert await cached("") == 0
+
+
+async def test_tenants_share_what_engines_have_cached_where_the_operator_says_so(stack: Start) -> None:
+    tenants = {"header": "x-tenant", "vouched_by": "the test, which stands for a gateway", "separate_caches": False}
+    pool = await stack(engine(), tenants=tenants)
+    body: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": BOOK}]}
+    await pool.chat(headers={"x-tenant": "one"}, **body)
+    usage = (await pool.chat(headers={"x-tenant": "two"}, **body)).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 0
 
 
 async def two_sidecars(stack: Start, redis: RedisServer) -> tuple[Stack, Stack]:

@@ -24,17 +24,20 @@ def edits(
     model: str | None,
     reserved: Iterable[str] = (),
     media_names: Sequence[Span] = (),
+    cache_salt: bytes = b"",
     *,
     one_piece: bool = False,
 ) -> list[tuple[int, int, bytes]]:
-    """The model's name, what only a gateway may set, and streaming: what of them stands in the body at `spans`; and
-    the names of media.
+    """The model's name, what only a gateway may set, the salt, and streaming: what of them stands in the body at
+    `spans`; and the names of media.
 
     `one_piece` asks for the answer without a stream; engines refuse `stream_options` then.
     """
     values = dict.fromkeys(reserved, b"null")
     if model is not None:
         values["model"] = msgspec.json.encode(model)
+    if cache_salt:
+        values["cache_salt"] = cache_salt
     if one_piece:
         values |= {"stream": b"false", "stream_options": b"null"}
     found = [(*spans[key], value) for key, value in values.items() if key in spans]

@@ -84,6 +84,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     digest: int = 0  # of all that the client sent, but for its `metadata`; 0: not known
     media_names: tuple[Span, ...] = ()  # in the body: no engine may see them from a client
     reply: Span | None = None  # in the text: the end of all that the last assistant's message answers, and its own end
+    cache_salt: bytes = b""  # that the client wrote, as JSON; empty: none
     media_sources: tuple[str, ...] = ()  # domains that the engine would fetch media from, see `api.media_sources`
 
 
@@ -167,8 +168,13 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
         digest=_digest(body if read.metadata is UNSET else body.replace(bytes(read.metadata), b"", 1), path),
         media_names=media_names,
         reply=reply and reply_span(pieces, *reply, len(text)),
+        cache_salt=_salt(read),
         media_sources=sources,
     )
+
+
+def _salt(read: Reserved) -> bytes:
+    return b"" if read.cache_salt is UNSET else bytes(read.cache_salt)
 
 
 def _digest(body: bytes, path: str) -> int:
@@ -212,6 +218,7 @@ def _parse_other(body: bytes, path: str, content_type: bytes, limits: Limits) ->
     answers, digest = conversations_in(read.messages), _digest(body, path)
     return Prompt(
         model, text, text, 0, (), None, reserved, answers=answers, several=True, digest=digest, media_names=names,
+        cache_salt=_salt(read),
         media_sources=sources,
     )  # fmt: skip
 

@@ -87,6 +87,11 @@ class Config(Section):
         }
 
     @property
+    def separates_caches(self) -> bool:
+        """Engines are told which tenant a request is of, and share what is cached with no other."""
+        return self.tenants.header is not None and self.tenants.separate_caches
+
+    @property
     def believes_gateway(self) -> bool:
         """Somebody vouches for headers that say how a request waits and where it goes: no client can write them."""
         return self.admission is not None and self.admission.vouched_by is not None

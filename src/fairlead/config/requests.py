@@ -55,7 +55,8 @@ class Prefixes(Section):
 
 
 class Tenants(Section):
-    """With a header, each of its values has separate prefixes and sessions: timing reveals nothing about others.
+    """With a header, each of its values has separate prefixes and sessions, here and in the engines' caches: neither
+    the time of an answer nor its count of cached tokens reveals anything about others.
 
     The bootstrap removes the header from clients' requests, unless something before Envoy sets it and so vouches for
     it.
@@ -65,6 +66,7 @@ class Tenants(Section):
     vouched_by: Annotated[str, Field(min_length=1)] | None = (
         None  # who sets the header: documents it, and tells the bootstrap
     )
+    separate_caches: bool = True  # by a cache_salt in each request; false: engines share what all have cached
 
 
 class Tasks(Section):

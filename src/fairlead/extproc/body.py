@@ -41,6 +41,19 @@ def whole(body: Body) -> bytes:
     return b"".join(body.pieces) if isinstance(body, LongBody) else body
 
 
+def ending(body: Body, size_bytes: int) -> bytes:
+    """Its last bytes, so many or all."""
+    if isinstance(body, bytes):
+        return body[-size_bytes:]
+    kept: list[Part] = []
+    for piece in reversed(body.pieces):
+        kept.append(memoryview(piece)[-size_bytes:])
+        size_bytes -= len(kept[-1])
+        if size_bytes <= 0:
+            break
+    return b"".join(reversed(kept))
+
+
 def spliced_body(body: Body, changes: Iterable[tuple[int, int, bytes]]) -> Body:
     """As `api.spans.spliced`. What does not change of a long body is not copied."""
     if isinstance(body, bytes):

@@ -12,13 +12,14 @@ from fairlead.admission.admission import retry_after_s
 from fairlead.api import headers as names
 from fairlead.api import refusals
 from fairlead.api.body_limits import INLINE
+from fairlead.api.cache_salt import SALTED_PATHS, added, salt_of
 from fairlead.api.edits import edits
 from fairlead.api.json_body import split_models
 from fairlead.api.media_names import names_in
 from fairlead.api.media_sources import first_refused
 from fairlead.api.one_token import SPLIT_PATHS, spans_to_split
 from fairlead.api.paths import BINDING_PATHS, MODEL_OPTIONAL_PATHS
-from fairlead.api.prompt import TOO_MANY, Malformed, parse
+from fairlead.api.prompt import TOO_MANY, Malformed, Prompt, parse
 from fairlead.api.refusals import HttpAnswer
 from fairlead.api.spans import MOST_SPANS, Span, object_spans
 from fairlead.cascade.route import Entry
@@ -28,7 +29,7 @@ from fairlead.core.in_flight import InFlight
 from fairlead.core.policy import Refusal
 from fairlead.core.pool import ANY_MODEL
 from fairlead.core.trace import Part
-from fairlead.extproc.body import Body, LongBody, spliced_body, whole
+from fairlead.extproc.body import Body, LongBody, ending, spliced_body, whole
 from fairlead.extproc.cascade import Admitted
 from fairlead.extproc.reading import INLINE_BYTES, Question, Read, read_whole
 from fairlead.extproc.request import Asked, HttpRequest
@@ -171,16 +172,23 @@ def _asked(services: Services, request: HttpRequest, read: Read) -> Asked | None
             written = adapter
         name, route = adapter, adapter if route == name else route
         prompt = msgspec.structs.replace(prompt, adapter="")
+    salt = _salt(services, request, prompt) if services.separates_caches else b""
     spans: Mapping[str, Span] | None = None
     if prompt.model_span is not None:
         spans = {"model": prompt.model_span}
-    elif prompt.reserved or prompt.media_names or name != written or name in services.router.pool.routes:
+    elif (
+        prompt.reserved
+        or prompt.media_names
+        or name != written
+        or name in services.router.pool.routes
+        or (salt and prompt.cache_salt)
+    ):
         spans = object_spans(whole(request.body)) if read.measured is None else read.spans
         if spans is None:
             return None
     has_adapter = prompt.adapter or services.router.pool.may_be_adapter(name)
     if not services.reuse.has_rules or read.measured is not None or has_adapter or prompt.is_told:
-        return Asked(name, route, prompt, spans, written=written)
+        return Asked(name, route, prompt, spans, written=written, salt=salt)
     session_id, tenant = _session_id(services, request) or b"", request.headers.get(services.tenant_header, b"")
     began_s = services.clock_s()
     shaped = services.reuse.shape(route, request.path, request.headers, whole(request.body), prompt, session_id, tenant)
@@ -188,7 +196,14 @@ def _asked(services: Services, request: HttpRequest, read: Read) -> Asked | None
         request.trace.add(
             Part("fairlead.reuse", began_s, services.clock_s(), {"fairlead.forms": len(shaped.plan.forms)})
         )
-    return Asked(name, route, prompt if shaped is None else shaped.prompt, spans, shaped, written)
+    return Asked(name, route, prompt if shaped is None else shaped.prompt, spans, shaped, written, salt)
+
+
+def _salt(services: Services, request: HttpRequest, prompt: Prompt) -> bytes:
+    """See `api.cache_salt`; empty for a body that is no JSON object, and for what caches nothing."""
+    if request.path not in SALTED_PATHS or not prompt.digest:
+        return b""
+    return salt_of(request.headers.get(services.tenant_header, b""), prompt.cache_salt)
 
 
 def asked_of(services: Services, written: str, request: HttpRequest) -> tuple[str, str]:
@@ -263,7 +278,7 @@ def _sent(services: Services, prepared: Prepared, admitted: Admitted, started_s:
         )
     written = asked.written
     renamed = decision.model if written not in (decision.model, ANY_MODEL) else None
-    if sent is not None and (renamed is not None or asked.prompt.reserved or asked.prompt.media_names):
+    if sent is not None and (renamed is not None or asked.prompt.reserved or asked.prompt.media_names or asked.salt):
         sent = _edited(sent, asked, renamed, entry, as_read=sent is request.body)
         if sent is None:
             in_flight.withdraw(started_s)
@@ -288,6 +303,7 @@ def _sent(services: Services, prepared: Prepared, admitted: Admitted, started_s:
 
 
 _MOST_SPLIT_BYTES: Final = 2 << 20
+_ENDING_BYTES: Final = 256
 _UNEDITABLE: Final = refusals.malformed(
     f"The body has a key twice at its top level, or more than {MOST_SPANS} keys; write each once", None
 )
@@ -301,13 +317,21 @@ def _edited(body: Body, asked: Asked, model: str | None, entry: Entry | None, *,
     if prompt.model_span is not None:
         start, end = prompt.model_span
         return spliced_body(body, [(start, end, (model or "").encode())])
-    spans = asked.spans if as_read else None
-    spans = object_spans(whole(body)) if spans is None else spans
-    named = prompt.media_names if as_read or not prompt.media_names else names_in(whole(body))
-    if spans is None or named is None:
-        return None
     one_piece = entry is not None and entry.streams
-    return spliced_body(body, edits(spans, model, prompt.reserved, named, one_piece=one_piece))
+    changes: list[tuple[int, int, bytes]] = []
+    if model is not None or prompt.reserved or prompt.media_names or prompt.cache_salt or one_piece:
+        spans = asked.spans if as_read else None
+        spans = object_spans(whole(body)) if spans is None else spans
+        named = prompt.media_names if as_read or not prompt.media_names else names_in(whole(body))
+        if spans is None or named is None:
+            return None
+        changes = edits(spans, model, prompt.reserved, named, asked.salt, one_piece=one_piece)
+    if asked.salt and not prompt.cache_salt:
+        salted = added(asked.salt, ending(body, _ENDING_BYTES), len(body)) or added(asked.salt, whole(body), len(body))
+        if salted is None:
+            return None
+        changes.append(salted)
+    return spliced_body(body, changes)
 
 
 def _session_id(services: Services, request: HttpRequest) -> bytes | None:

@@ -15,7 +15,7 @@ from fairlead.api.spans import Span, object_spans
 from fairlead.core.facts import Measured, measure
 
 INLINE_BYTES: Final = 256 * 1024  # read between two other requests, if it is mostly text: some 5 ms at most
-EDITED_KEYS: Final = frozenset({"model", "stream", "stream_options"})
+EDITED_KEYS: Final = frozenset({"model", "stream", "stream_options", "cache_salt"})
 
 _MOST_JUDGED_VALUES: Final = 200_000  # some 15 ms to decode
 

@@ -35,3 +35,4 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     spans: Mapping[str, Span] | None  # of the body's keys; None: not looked for
     shaped: Shaped | None = None  # by context reuse
     written: str = ""  # what an engine takes the body to name: its model, or the adapter of it that `lora_path` names
+    salt: bytes = b""  # to be written into the body, see `api.cache_salt`

@@ -77,6 +77,7 @@ class Services:
     clients: ClientKeys = field(default_factory=ClientKeys)
     inner_headers: tuple[bytes, ...] = ()  # in lower case; that a cascade passes on to larger models
     tenant_header: bytes = b""  # empty: all requests are of one tenant
+    separates_caches: bool = False  # of tenants, at the engines
     max_body_bytes: int
     waiting: WaitingRoom
     rates: RateLimits = field(default_factory=RateLimits)

@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import quote
 
 from fairlead.api import headers
+from fairlead.api.cache_salt import LONGEST_NAME_BYTES, SALTED_PATHS
 from fairlead.api.media_names import MEDIA_NAMES
 from fairlead.api.media_sources import BEGINNINGS, FREE_KEYS, LOCATORS, MEDIA_KEYS
 from fairlead.api.reserved import RESERVED_KEYS
@@ -67,6 +68,9 @@ def guard(config: Config, *, upgrades: bool = False) -> Part:
         "free": _set_of(FREE_KEYS),
         "beginnings": _set_of(BEGINNINGS),
         "domains": _set_of(config.gateway.allowed_media_domains),
+        "tenant": config.tenants.header.lower() if config.tenants.header and config.separates_caches else False,
+        "salted": _set_of(SALTED_PATHS if config.separates_caches else ()),
+        "longest_tenant": LONGEST_NAME_BYTES,
         "clusters": clusters | routes,
         "listed": LISTED,
         "rewrites": dict.fromkeys(routes.values(), True),

@@ -90,6 +90,7 @@ def build(config: Config, folder: Path) -> Services:
         tracer=open_tracer(config.tracing, clock_s),
         session_headers=tuple(name.lower().encode() for name in sessions.headers),
         tenant_header=tenant_header.encode(),
+        separates_caches=config.separates_caches,
         max_body_bytes=config.gateway.max_body_bytes,
         recorder=recorder,
         waiting=WaitingRoom(admission, clock_s, recorder.background_failed),

@@ -5,6 +5,7 @@
 -- One pass over the body, without recursion: a string is a key where a colon follows it. Where a body is not JSON this
 -- is wrong, and so is the body: engines refuse it. Python's parser also takes UTF-16 and UTF-32, which NUL bytes betray.
 
+local bit = require("bit")
 local ffi = require("ffi")
 
 local QUOTE, COMMA, COLON, BACKSLASH, OPENS_LIST, CLOSES_LIST, OPENS, CLOSES = 34, 44, 58, 92, 91, 93, 123, 125
@@ -35,6 +36,7 @@ end
 
 -- First bytes of the names that matter, or of an escape: most keys need no further look.
 local FIRST = {[BACKSLASH] = true, [string.byte("model")] = true}
+if CONFIG.tenant then FIRST[string.byte("cache_salt")] = true end
 for name in pairs(CONFIG.parameters) do FIRST[name:byte()] = true end
 local FIRST_OF_MEDIA = {[BACKSLASH] = true}
 for _, names in ipairs({CONFIG.media, CONFIG.locators, CONFIG.free}) do
@@ -58,6 +60,25 @@ local function refused_source(text)
   end
   return "An image or a clip is not in the body, and from where it is this gateway's engines may not fetch any: "
     .. "send its bytes as data:image/png;base64,..., or ask the operator for gateway.allowed_media_domains"
+end
+
+-- The same hash for the same text, and hardly for another one (FNV-1a).
+local function hashed(text)
+  local hash = 14695981039346656037ULL
+  for at = 1, #text do hash = bit.bxor(hash, text:byte(at)) * 1099511628211ULL end
+  return "l" .. tostring(hash):gsub("ULL", "")
+end
+
+-- The salt of a tenant's request, as JSON; nil: it needs none. `own`: a client's, as JSON. The sidecar writes the same
+-- for a tenant of a usual name, so that its caches stay warm. See `api.cache_salt`.
+local function salt_of(tenant, own)
+  local of_client = (own and own ~= "null" and own ~= '""') and "-" .. hashed(own) or ""
+  if tenant == "" and of_client == "" then return nil end
+  local name = hashed(tenant)
+  if #tenant <= CONFIG.longest_tenant then
+    name = tenant:gsub(".", function(letter) return string.format("%02x", letter:byte()) end)
+  end
+  return '"' .. name .. of_client .. '"'
 end
 
 -- Where the string ends whose first character is `s[from]`: the index of its closing quote, or nil.
@@ -96,17 +117,18 @@ local function may_have_media(s)
 end
 
 -- The edits that a JSON body needs, in order: {from, to, what it is}; and the model that it names. nil: not to be read,
--- or with a reason where it names an image that no engine may fetch.
-local function read_json(s)
+-- or with a reason where it names an image that no engine may fetch. `tenant`: whose cache it is to use; nil: anybody's.
+local function read_json(s, tenant)
   if s:find("\0", 1, true) then return nil end
   local bytes, size = ffi.cast("const uint8_t *", s), #s
   local edits, model = {}, nil
   local at, depth, names, media = 0, 0, 0, 0
   local has_media = nil  -- looked for once, where there is a name
-  local blanked_from, blanked_depth = nil, -1
+  local blanked_from, blanked_depth, instead = nil, -1, nil
   local kind = nil  -- of the key before a value: "media", "locator", "free" or "other"
   local media_depth, free_depth = nil, nil  -- within which all is of a medium, or anything
   local lists = {}  -- by depth: whether a list's texts are media
+  local salts, opened, closed = 0, nil, nil  -- at the top level
   while at < size do
     local byte = bytes[at]
     local before = kind
@@ -126,7 +148,7 @@ local function read_json(s)
           local where = CONFIG.parameters[name]
           if where == "anywhere" or (where == "top" and depth == 1) then
             if bytes[value] == OPENS or bytes[value] == OPENS_LIST then
-              blanked_from, blanked_depth = value, depth
+              blanked_from, blanked_depth, instead = value, depth, "null"
             else
               at = bytes[value] == QUOTE and closing_quote(s, value + 2) or past_scalar(bytes, value, size)
               edits[#edits + 1] = {value + 1, at, "null"}
@@ -138,6 +160,14 @@ local function read_json(s)
               edits[#edits + 1] = {value + 1, at, "null"}
               media = media + 1
               if media > MOST_MEDIA then return nil end
+            end
+          elseif name == "cache_salt" and tenant and depth == 1 then
+            salts = salts + 1
+            if bytes[value] == OPENS or bytes[value] == OPENS_LIST then  -- SGLang's, of each prompt of a list
+              blanked_from, blanked_depth, instead = value, depth, salt_of(tenant, "[]")
+            else
+              at = bytes[value] == QUOTE and closing_quote(s, value + 2) or past_scalar(bytes, value, size)
+              edits[#edits + 1] = {value + 1, at, salt_of(tenant, s:sub(value + 1, at)) or "null"}
             end
           elseif name == "model" and depth == 1 and bytes[value] == QUOTE then
             at = closing_quote(s, value + 2) or size
@@ -172,14 +202,16 @@ local function read_json(s)
       if is_media and not media_depth then media_depth = depth end
       depth = depth + 1
       lists[depth] = is_media and byte == OPENS_LIST
+      if depth == 1 and byte == OPENS then opened = at end
       at = at + 1
     elseif byte == CLOSES or byte == CLOSES_LIST then
       depth = depth - 1
+      if depth == 0 and byte == CLOSES then closed = at end
       at = at + 1
       if free_depth and depth <= free_depth then free_depth = nil end
       if media_depth and depth <= media_depth then media_depth = nil end
       if blanked_from and depth == blanked_depth then
-        edits[#edits + 1] = {blanked_from + 1, at, "null"}
+        edits[#edits + 1] = {blanked_from + 1, at, instead}
         blanked_from = nil
       end
     else
@@ -187,6 +219,11 @@ local function read_json(s)
     end
   end
   if blanked_from then return nil end
+  local salt = tenant and salts == 0 and opened and closed and salt_of(tenant, nil)
+  if salt then
+    local comma = past_space(bytes, opened + 1) < closed and "," or ""
+    edits[#edits + 1] = {closed + 1, closed, comma .. '"cache_salt":' .. salt}
+  end
   return edits, model
 end
 
@@ -262,7 +299,7 @@ local function edited(s, edits)
       spans[#spans + 1] = string.format("%d-%d", length, length + edit[2] - edit[1] + 1)
       add(s:sub(edit[1], edit[2]))
     else
-      add("null")
+      add(edit[3])
     end
     done = edit[2]
   end
@@ -279,7 +316,9 @@ local function read(s, headers)
   local first = s:match("^[ \t\r\n]*(.)")
   local edits, model, reason
   if first == "{" or first == "[" then
-    edits, model, reason = read_json(s)
+    local path = (headers:get(":path") or ""):match("^[^?]*")
+    local tenant = CONFIG.tenant and CONFIG.salted[path] and (headers:get(CONFIG.tenant) or "") or nil
+    edits, model, reason = read_json(s, tenant)
     if edits then return edits, model end
     return nil, nil, reason or "The body is not JSON in UTF-8, or too much of it is keys", reason ~= nil
   end

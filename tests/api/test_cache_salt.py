@@ -1,0 +1,63 @@
+"""The salt that keeps what a tenant has cached from the others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.api.cache_salt import LONGEST_NAME_BYTES, added, salt_of
+from fairlead.api.spans import spliced
+
+_OWN = st.one_of(st.just(b""), st.text(max_size=300).map(lambda text: json.dumps(text).encode()))
+_TENANTS = st.binary(max_size=100)
+
+
+@given(_TENANTS, _OWN)
+def test_vllm_takes_it(tenant: bytes, own: bytes) -> None:
+    written = salt_of(tenant, own)
+    if written:
+        salt = json.loads(written)
+        assert 1 <= len(salt) <= 128
+        assert not set(salt) & set("@/\\\0")
+
+
+@given(_TENANTS, _OWN, _TENANTS, _OWN)
+def test_no_two_tenants_have_the_same_whatever_their_clients_write(
+    tenant: bytes, own: bytes, other: bytes, others_own: bytes
+) -> None:
+    mine, theirs = salt_of(tenant, own), salt_of(other, others_own)
+    if tenant != other:
+        assert mine != theirs or not mine  # who is of no tenant and writes no salt has none
+        assert salt_of(tenant, theirs) != theirs
+
+
+def test_a_tenants_own_salts_stay_apart() -> None:
+    salts = {salt_of(b"acme", own) for own in (b"", b'"a"', b'"b"', b'["a","b"]')}
+    assert len(salts) == 4
+    assert salt_of(b"acme", b"null") == salt_of(b"acme", b'""') == salt_of(b"acme", b"")
+
+
+def test_without_a_tenant_a_clients_salt_is_no_tenants() -> None:
+    assert salt_of(b"", b"") == b""
+    assert salt_of(b"", salt_of(b"acme", b"")) != salt_of(b"acme", b"")
+
+
+def test_long_names_differ_too() -> None:
+    long = b"x" * (LONGEST_NAME_BYTES + 1)
+    assert len({salt_of(long, b""), salt_of(long + b"x", b""), salt_of(long[1:], b"")}) == 3
+
+
+@pytest.mark.parametrize("body", ["{}", " { \n} ", '{"a":1}', '{"a": {"b": "}"}} \n', '{"a":"{"\n}'])
+def test_it_is_added_to_an_object(body: str) -> None:
+    written = body.encode()
+    change = added(b'"salt"', written[-8:], len(written)) or added(b'"salt"', written, len(written))
+    assert change is not None
+    assert json.loads(spliced(written, [change])) == json.loads(body) | {"cache_salt": "salt"}
+
+
+def test_an_ending_without_the_objects_own_is_not_enough() -> None:
+    assert added(b'"salt"', b"   ", 100) is None
+    assert added(b'"salt"', b" } ", 100) is None  # a key may be before it, or nothing
