@@ -49,11 +49,14 @@ async def started(stack: Start, *, rules: Mapping[str, float] = RULES, **section
     return pool
 
 
-async def turn(pool: Stack, session: str, number: int, context: str = CONTEXT, **body: Any) -> Answer:
+async def turn(
+    pool: Stack, session: str, number: int, context: str = CONTEXT, *, tenant: str = "", **body: Any
+) -> Answer:
     messages: list[dict[str, str]] = [{"role": "system", "content": f"{session} {context}"}]
     for n in range(number + 1):
         messages += [{"role": "user", "content": f"Question {n}?"}, {"role": "assistant", "content": f"Answer {n}."}]
-    answer = await pool.chat(model="m", messages=messages[:-1], headers={"x-session-id": session}, **body)
+    headers = {"x-session-id": session} | ({"x-tenant": tenant} if tenant else {})
+    answer = await pool.chat(model="m", messages=messages[:-1], headers=headers, **body)
     assert answer.status == 200, answer.body
     return answer
 
@@ -103,6 +106,19 @@ async def outcome(pool: Stack, name: str) -> float:
 
 def number_of(pool: Stack, address: str) -> int:
     return [e.address for e in pool.engines].index(address)
+
+
+async def test_a_tenants_session_moves_with_its_own_cache(stack: Start) -> None:
+    pool = await started(stack, tenants={"header": "x-tenant", "vouched_by": "the test"})
+    home = home_of(await turn(pool, "s", 0, tenant="one"))
+    async with heat(pool, home):
+        await turn(pool, "s", 1, tenant="one")
+        await ended(pool)
+        after = await turn(pool, "s", 2, tenant="one")
+    assert home_of(after) != home
+    assert after.cached_share > 0.95
+    assert await outcome(pool, "done") == 1
+    assert (await turn(pool, "s", 2, tenant="two")).cached_share == 0
 
 
 async def test_a_session_moves_off_a_hot_endpoint_and_its_context_with_it(stack: Start) -> None:
