@@ -19,6 +19,9 @@ _SEEDS = tuple(
         {"model": "docs", "messages": [{"role": "user", "content": "<doc>one</doc><doc>two</doc>"}] * 3},
         {"model": "answer", "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}], "n": 2},
         {"model": "small", "input": [[1, 2, 3]], "kv_transfer_params": {"do_remote_prefill": True}},
+        {"model": "small", "messages": [{"role": "user", "content": ["hello", {"image_url": {"url": "http://h/x"}}]}]},
+        {"model": "auto", "messages": [{"content": [{"image_url": "data:,", "uuid": "x"}]}], "cache_salt": "hello"},
+        {"model": "small", "input": [{"output": [{"image_url": "file:///x"}, "hello"]}], "image_data": [["/9j/", "x"]]},
         {"model": "nobody", "query": "q", "documents": ["d"] * 20, "bootstrap_host": "x", "bootstrap_room": 1},
         {"text": "x", "input_ids": [1, 2], "sampling_params": {"max_new_tokens": 5}, "rid": "x", "lora_path": None},
     )

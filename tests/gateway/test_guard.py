@@ -19,6 +19,8 @@ import pytest
 import pytest_asyncio
 
 from fairlead.api.cache_salt import salt_of
+from fairlead.api.media_sources import first_refused
+from fairlead.api.prompt import Malformed, parse
 from fairlead.api.reserved import RESERVED_KEYS
 from fairlead.config import Config
 from fairlead.gateway import EnvoyProcess, bootstrap
@@ -307,6 +309,34 @@ async def test_urls_that_no_engine_fetches_pass(blind: Blind, body: dict[str, An
     status, _, reached = await blind.send(written)
 
     assert (status, reached is not None and reached.body) == (200, written)
+
+
+async def test_what_the_sidecar_refuses_of_random_content_envoy_refuses_too(blind: Blind) -> None:
+    rng = random.Random(29)
+    refused = 0
+    for _ in range(400):
+        messages = [{"role": "user", "content": _content(rng)}, {"role": "user", "content": "x"}]
+        body = _written({"model": "small", "messages": messages}, rng).encode()
+        prompt = parse(body, CHAT)
+        assert not isinstance(prompt, Malformed)
+        status, _, reached = await blind.send(body)
+        if first_refused(prompt.media_sources, ("good.example",)) is not None:
+            refused += 1
+            assert (status, reached) == (400, None), body
+    assert 50 < refused < 350
+
+
+def _content(rng: random.Random, levels: int = 2) -> Any:
+    """Of a message: parts with images from here and there, among texts."""
+    parts: list[Any] = []
+    for _ in range(rng.randint(1, 3)):
+        place = rng.choice(["http://evil.example/x", "https://good.example/x", "data:,", "/x.png", "", "iVBORw0KGgo"])
+        key = rng.choice(["image_url", "video_url", "audio_url", "image", "source", "text", "input", "x"])
+        value = rng.choice([place, {"url": place}, {"x": place, "url": None}, [place], {"type": "url", "url": place}])
+        part = rng.choice([{key: value}, {"type": key, key: value, "detail": "auto"}, "a text"])
+        nested = levels and rng.random() < 0.3
+        parts.append({"type": "tool_result", "content": _content(rng, levels - 1)} if nested else part)
+    return parts
 
 
 @pytest.mark.parametrize(
