@@ -303,6 +303,13 @@ async def test_images_in_the_body_pass(blind: Blind, text: str) -> None:
     assert (await blind.send(json.dumps(body)))[0] == 200
 
 
+async def test_more_images_than_can_be_looked_at_are_refused(blind: Blind) -> None:
+    body = b'{"model": "small", "image_data": [%b"data:,"]}'
+
+    assert (await blind.send(body % (b'"data:,", ' * 65_535)))[0] == 200
+    assert (await blind.send(body % (b'"data:,", ' * 65_536)))[0] == 400
+
+
 @pytest.mark.parametrize("body", FETCHED_BY_NOBODY)
 async def test_urls_that_no_engine_fetches_pass(blind: Blind, body: dict[str, Any]) -> None:
     written = json.dumps({"model": "small", **body}).encode()
@@ -346,6 +353,7 @@ def _content(rng: random.Random, levels: int = 2) -> Any:
         ("image[]", "http://evil.example/x", 400),
         ("image", "file:///x", 400),
         ("url", "https://good.example/x", 200),
+        ("url", "https://good.example\\u002f@evil.example/x", 400),
         ("image", "\x89PNG http://evil.example", 200),
         ("prompt", "http://evil.example/x", 200),
     ],

@@ -13,7 +13,9 @@ local LONGEST_NAME = 6 * 24  -- each character of the longest parameter written 
 local MOST_NAMES = 100000  -- looked at in one body: some 20 ms
 local MOST_EDITS = 64
 local MOST_MEDIA = 1024  -- named by clients
-local MOST_URL_BYTES = 8192
+local MOST_MEDIA_TEXTS = 65536  -- looked at
+local MOST_URL_BYTES = 2048  -- looked at of one: its host, each character of it written as \uXXXX
+local LEAST_ESCAPED = 8  -- bytes of a name with an escape in it
 local MOST_PARTS = 256
 local MOST_HEAD_BYTES = 4096  -- of one part of a form
 local ESCAPES = {b = "\b", f = "\f", n = "\n", r = "\r", t = "\t"}
@@ -38,14 +40,19 @@ end
 local FIRST = {[BACKSLASH] = true, [string.byte("model")] = true}
 if CONFIG.tenant then FIRST[string.byte("cache_salt")] = true end
 for name in pairs(CONFIG.parameters) do FIRST[name:byte()] = true end
-local FIRST_OF_MEDIA = {[BACKSLASH] = true}
+local FIRST_OF_MEDIA, LENGTHS_OF_MEDIA = {[BACKSLASH] = true}, {}
 for _, names in ipairs({CONFIG.media, CONFIG.locators, CONFIG.free}) do
-  for name in pairs(names) do FIRST_OF_MEDIA[name:byte()] = true end
+  for name in pairs(names) do
+    FIRST_OF_MEDIA[name:byte()] = true
+    LENGTHS_OF_MEDIA[#name] = true
+  end
 end
+
+local function is_data(text) return text == "" or text:find("^[dD][aA][tT][aA]:") ~= nil end
 
 -- Why an engine may not get an image or a clip as `text` says; nil: it may. See `api.media_sources`.
 local function refused_source(text)
-  if text == "" or text:find("^[dD][aA][tT][aA]:") then return nil end
+  if is_data(text) then return nil end
   for beginning in pairs(CONFIG.beginnings) do
     if text:sub(1, #beginning) == beginning then return nil end
   end
@@ -127,6 +134,7 @@ local function read_json(s, tenant)
   local blanked_from, blanked_depth, instead = nil, -1, nil
   local kind = nil  -- of the key before a value: "media", "locator", "free" or "other"
   local media_depth, free_depth = nil, nil  -- within which all is of a medium, or anything
+  local texts = 0  -- that say where a medium is
   local lists = {}  -- by depth: whether a list's texts are media
   local salts, opened, closed = 0, nil, nil  -- at the top level
   while at < size do
@@ -178,7 +186,9 @@ local function read_json(s, tenant)
         end
         if at == value then
           kind = "other"
-          if FIRST_OF_MEDIA[s:byte(first)] and last - first < LONGEST_NAME then
+          local length = last - first + 1
+          if FIRST_OF_MEDIA[s:byte(first)] and length <= LONGEST_NAME
+            and (LENGTHS_OF_MEDIA[length] or length >= LEAST_ESCAPED) then
             local name = unescaped(s:sub(first, last))
             if CONFIG.free[name] and (name ~= "input" or depth > 1) then
               kind = "free"
@@ -192,7 +202,10 @@ local function read_json(s, tenant)
       elseif not free_depth and not blanked_from then
         local is_media = before == "media" or (media_depth and before == "locator") or (before == nil and lists[depth])
         if is_media then
-          local reason = refused_source(unescaped(s:sub(first, math.min(last, first + MOST_URL_BYTES))))
+          texts = texts + 1
+          if texts > MOST_MEDIA_TEXTS then return nil, nil, "The body has more images and clips than can be looked at" end
+          local text = s:sub(first, math.min(last, first + MOST_URL_BYTES))
+          local reason = not is_data(text) and refused_source(unescaped(text))
           if reason then return nil, nil, reason end
         end
       end
