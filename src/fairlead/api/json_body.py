@@ -91,18 +91,12 @@ class OtherBody(Reserved, gc=False):
 
     model: Slice = UNSET
     input: Slice = UNSET
-    inputs: Slice = UNSET  # Cohere's, of /v2/embed; so is `images`
     query: Slice = UNSET
-    queries: Slice = UNSET
     documents: Slice = UNSET
     text_1: Slice = UNSET
     text_2: Slice = UNSET
-    data_1: Slice = UNSET
-    data_2: Slice = UNSET
     prompt: Slice = UNSET
     messages: Slice = UNSET
-    image: Slice = UNSET
-    images: Slice = UNSET
 
 
 class Sampling(msgspec.Struct, gc=False):

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from fairlead.api.body_limits import has_too_many_values
-from fairlead.api.json_body import UNREADABLE, UNSET, Body, OtherBody, Slice, text_of
+from fairlead.api.json_body import UNREADABLE, UNSET, Body, Slice, text_of
 from fairlead.api.media_names import may_have_media
 
 ANY_DOMAIN: Final = "*"
@@ -34,6 +34,7 @@ MEDIA_KEYS: Final = frozenset(
 LOCATORS: Final = frozenset({"url", "image", "video", "audio"})  # in an object under one of those keys
 # What engines read no media in, and clients write anything into: a tool's arguments are `input` to Anthropic.
 FREE_KEYS: Final = frozenset({"arguments", "input", "metadata"})
+_FREE_AT_THE_TOP: Final = FREE_KEYS - {"input"}
 # As base64 without `data:`, which SGLang takes too: PNG, JPEG, GIF, RIFF (WebP, WAV), MP4, WebM, Ogg, FLAC, MP3.
 BEGINNINGS: Final = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "AAAA", "GkXf", "T2dn", "ZkxhQ", "SUQz")
 
@@ -65,45 +66,47 @@ class _Object(msgspec.Struct, gc=False):
 
 _decode_object = msgspec.json.Decoder(_Object).decode
 _decode_value = msgspec.json.Decoder().decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def sources_of(read: Body, elsewhere: Elsewhere, also: OtherBody | None, most_values: int) -> tuple[str, ...] | None:
+def sources_of(
+    read: Body, elsewhere: Elsewhere, body: bytes, most_values: int, *, is_any: bool
+) -> tuple[str, ...] | None:
     """The domains that the engine would fetch a prompt's media from; None where too much would have to be looked at.
 
-    `also`: the same body where it may be one of another API.
+    `is_any`: whether `body` may be one of any API, as a path that takes all of them has it.
     """
-    of_media: tuple[Slice, ...] = (read.image_data, read.video_data, read.audio_data)
-    others: list[Slice] = [each for each in elsewhere if not isinstance(each, str)]
-    others.append(read.content_parts)
-    if also is not None:
-        of_media += (also.image, also.images)
-        others += _fields(also)
-    return _all_sources({each for each in elsewhere if isinstance(each, str)}, of_media, others, most_values)
+    domains = {each for each in elsewhere if isinstance(each, str)}
+    lists = [(each, False) for each in elsewhere if not isinstance(each, str)]
+    if read.content_parts is not UNSET:
+        lists.append((read.content_parts, False))
+    lists += [(each, True) for each in (read.image_data, read.video_data, read.audio_data) if each is not UNSET]
+    return _all_sources(domains, lists + (_fields(body) if is_any else []), most_values)
 
 
-def sources_of_other(read: OtherBody, most_values: int) -> tuple[str, ...] | None:
-    of_media = (read.image_data, read.video_data, read.audio_data, read.image, read.images)
-    return _all_sources(set(), of_media, _fields(read), most_values)
+def sources_of_other(body: bytes, most_values: int) -> tuple[str, ...] | None:
+    """As `sources_of`, of an object of any other API."""
+    return _all_sources(set(), _fields(body), most_values)
 
 
-def _fields(read: OtherBody) -> tuple[Slice, ...]:
-    return (
-        read.messages, read.input, read.inputs, read.query, read.queries, read.documents, read.text_1, read.text_2,
-        read.data_1, read.data_2, read.prompt,
-    )  # fmt: skip
+def _fields(body: bytes) -> list[tuple[msgspec.Raw, bool]]:
+    """The values at the top level, and whether each is a medium. Prompts may be there as a million numbers."""
+    return [
+        (value, is_media(key, memoryview(value)[0] == _OPENING_BRACE))
+        for key, value in _decode_fields(body).items()
+        if key not in _FREE_AT_THE_TOP
+    ]
 
 
 def _all_sources(
-    known: set[str], of_media: Iterable[Slice], others: Iterable[Slice], most_values: int
+    domains: set[str], values: Iterable[tuple[msgspec.Raw, bool]], most_values: int
 ) -> tuple[str, ...] | None:
-    domains = set(known)
-    for is_medium, values in ((True, of_media), (False, others)):
-        for value in values:
-            if value is not UNSET and (is_medium or may_have_media(bytes(value))):
-                found = sources_in(value, most_values, of_media=is_medium)
-                if found is None:
-                    return None
-                domains |= found
+    for value, is_medium in values:
+        if is_medium or may_have_media(bytes(value)):
+            found = sources_in(value, most_values, of_media=is_medium)
+            if found is None:
+                return None
+            domains |= found
     return tuple(sorted(domains)) if len(domains) <= _MOST_SOURCES else None
 
 

@@ -138,8 +138,7 @@ def parse(body: bytes, path: str, content_type: bytes = b"", limits: Limits = OF
     sources: tuple[str, ...] | None = ()
     has_data = not (read.image_data is read.video_data is read.audio_data is UNSET)
     if elsewhere or has_data or path in MODEL_OPTIONAL_PATHS:
-        also = decode_other(body) if path == INVOCATIONS else None  # whatever the engine can do
-        sources = sources_of(read, elsewhere, also, limits.values)
+        sources = sources_of(read, elsewhere, body, limits.values, is_any=path == INVOCATIONS)
     if sources is None:
         return TOO_MANY
     if path == MESSAGES:
@@ -210,7 +209,7 @@ def _parse_other(body: bytes, path: str, content_type: bytes, limits: Limits) ->
     sources: tuple[str, ...] | None = ()
     if may_have_media(body):
         names = names_in(body)
-        sources = sources_of_other(read, limits.values)
+        sources = sources_of_other(body, limits.values)
     if names is None:
         return _MANY_NAMES
     if sources is None:
