@@ -1,10 +1,12 @@
 """The salt by which engines keep what one tenant has cached from the others.
 
 vLLM and SGLang share the KV of all prompts that begin alike, and an answer's `usage`, or the time to its first token,
-tells whether somebody has sent such a prompt before. With a salt only requests of the same salt share. Only the gateway
-knows the tenant, so it writes the salt, over a client's own: that one separates further, and joins nobody's.
+tells whether somebody has sent such a prompt before; asked often enough, it tells the prompt. With a salt only requests
+of the same salt share. Only the gateway knows the tenant, so it writes the salt, over a client's own: that one
+separates further, and joins nobody's.
 
-Sources: `cache_salt` of vLLM 0.32 (at most 128 characters, none of `@/\\`) and of SGLang 0.5.23.
+Sources: PromptPeek (NDSS 2025); OWASP's AISVS, 5.5.5; `cache_salt` of vLLM 0.32 (at most 128 characters, none of
+`@/\\`) and of SGLang 0.5.23.
 """
 
 from __future__ import annotations
