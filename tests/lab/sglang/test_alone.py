@@ -34,6 +34,8 @@ CHAT = "/v1/chat/completions"
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(1500), pytest.mark.slow]
 
+TENANTS = {"tenants": {"header": "x-tenant", "vouched_by": "the test, which stands for a gateway"}}
+
 
 @dataclass(frozen=True)
 class World:
@@ -80,7 +82,7 @@ async def world(servers: LabEngines) -> AsyncIterator[World]:
                 base_url=f"http://{real.address}", trust_env=False, timeout=WITHIN_S, limits=A_CONNECTION_EACH
             )
             async with (
-                Front([real, simulated], learnt, "fairlead", folder, {real.address: events}) as front,
+                Front([real, simulated], learnt, "fairlead", folder, {real.address: events}, TENANTS) as front,
                 httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=WITHIN_S) as client,
                 httpx.AsyncClient(base_url=front.admin_url, trust_env=False, timeout=WITHIN_S) as admin,
                 past_the_sidecar as direct,
@@ -217,6 +219,30 @@ async def test_a_block_with_a_cache_salt_matches_no_plain_prompt(world: World) -
 
         await until(is_held)
         assert precise.match(salted, world.engine.address) == 0
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/generate"])
+async def test_no_tenant_learns_what_another_has_cached(world: World, path: str) -> None:
+    """SGLang says how much of a prompt it had: of another tenant's, or of one that is under another's salt, nothing."""
+    await world.alone()
+    question = words.question(Random(path), "en", 512)
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: body_of(question, MODEL),
+        "/v1/completions": {"model": MODEL, "prompt": question.prompt, "max_tokens": 2},
+        "/generate": {"text": question.prompt},
+    }
+
+    async def cached_tokens(tenant: str, **more: str) -> int:
+        response = await world.client.post(path, json=bodies[path] | more, headers={"x-tenant": tenant})
+        answer = response.raise_for_status().json()
+        if path == "/generate":
+            return int(answer["meta_info"]["cached_tokens"])
+        return int((answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0))
+
+    assert await cached_tokens("one") == 0
+    assert await cached_tokens("one") >= 256
+    assert await cached_tokens("two") == 0
+    assert await cached_tokens("three", cache_salt=b"one".hex()) == 0
 
 
 async def test_a_cached_prompt_of_anthropics_api_counts_as_long_as_it_is(world: World) -> None:
