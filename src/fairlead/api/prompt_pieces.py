@@ -68,7 +68,6 @@ _UNREAD_KEYS: Final = frozenset({"cache_control", "uuid"})  # of parts: models r
 _TEXT_ALONE: Final = _Part()
 _CACHE_MARK: Final = re.compile(rb'"cache_control"\s*:\s*(?:null|\{[^{}]*\})(\s*,\s*)?')
 _LIST_OF_OBJECTS: Final = re.compile(rb"\s*\[\s*\{")
-_LIST_WITH_OBJECTS: Final = re.compile(rb'\s*+\[\s*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"\s*+,\s*+)*+\{', re.DOTALL)
 
 
 def pieces_of(
@@ -264,13 +263,12 @@ def _add(
 
 
 def _parts(view: memoryview) -> list[_Part] | None:
-    """The parts of a JSON list of objects, none for other values; None for a list of objects among other values."""
+    """The parts of a JSON list of objects, none for other values; None where objects may be among other values."""
     if view[0] != _OPENING_BRACKET:
         return []
     if view[1] != _OPENING_BRACE and not _LIST_OF_OBJECTS.match(view):
         written = bytes(view)
-        has_objects = b"{" in written and may_have_media(written) and _LIST_WITH_OBJECTS.match(written)
-        return None if has_objects else []
+        return None if b"{" in written and may_have_media(written) else []
     try:
         return _decode_parts(view)
     except msgspec.ValidationError:
