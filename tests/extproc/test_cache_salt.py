@@ -97,6 +97,10 @@ def test_other_paths_keep_their_bodies(path: str) -> None:
     assert sent(b'{"model":"small"}', path=path) == b'{"model":"small"}'
 
 
+def test_but_no_other_tenants_salt() -> None:
+    assert json.loads(sent(b'{"cache_salt":"x"}', path="/elsewhere"))["cache_salt"].startswith(ACME)
+
+
 def test_a_form_keeps_its_body() -> None:
     form = b'--b\r\nContent-Disposition: form-data; name="x"\r\n\r\n}\r\n--b--\r\n'
     assert sent(form, path="/pooling", kind="multipart/form-data; boundary=b") == form

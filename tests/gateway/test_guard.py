@@ -402,7 +402,12 @@ async def test_a_clients_own_salt_joins_no_other_tenants(blind: Blind, own: Any)
     assert len({*salts, json.loads(salt_of(b"acme", b""))}) == 5
 
 
-async def test_bodies_of_other_paths_and_of_no_tenant_have_no_salt(blind: Blind) -> None:
+async def test_bodies_of_other_paths_and_of_no_tenant_have_no_salt_but_none_of_another_tenants(blind: Blind) -> None:
+    body = json.dumps({"model": "small", "prompt": "x", "cache_salt": b"acme".hex()}).encode()
+    for path in ("/tokenize", "/v1/completions/"):
+        _, _, reached = await blind.send(body, path=path, address=blind.separating, headers={"x-tenant": "other"})
+        assert reached is not None
+        assert json.loads(reached.body)["cache_salt"].startswith(b"other".hex())
     body = b'{"model": "small", "prompt": "x"}'
     for path, headers in (("/tokenize", {"x-tenant": "acme"}), ("/v1/completions", {})):
         _, _, reached = await blind.send(body, path=path, address=blind.separating, headers=headers)

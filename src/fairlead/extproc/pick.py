@@ -200,8 +200,10 @@ def _asked(services: Services, request: HttpRequest, read: Read) -> Asked | None
 
 
 def _salt(services: Services, request: HttpRequest, prompt: Prompt) -> bytes:
-    """See `api.cache_salt`; empty for a body that is no JSON object, and for what caches nothing."""
-    if request.path not in SALTED_PATHS or not prompt.digest:
+    """See `api.cache_salt`; empty for a body that is no JSON object, and, without a client's own, for what caches
+    nothing.
+    """
+    if not prompt.digest or not (prompt.cache_salt or request.path in SALTED_PATHS):
         return b""
     return salt_of(request.headers.get(services.tenant_header, b""), prompt.cache_salt)
 

@@ -125,7 +125,8 @@ end
 
 -- The edits that a JSON body needs, in order: {from, to, what it is}; and the model that it names. nil: not to be read,
 -- or with a reason where it names an image that no engine may fetch. `tenant`: whose cache it is to use; nil: anybody's.
-local function read_json(s, tenant)
+-- `adds`: whether it needs a salt where it has none.
+local function read_json(s, tenant, adds)
   if s:find("\0", 1, true) then return nil end
   local bytes, size = ffi.cast("const uint8_t *", s), #s
   local edits, model = {}, nil
@@ -232,7 +233,7 @@ local function read_json(s, tenant)
     end
   end
   if blanked_from then return nil end
-  local salt = tenant and salts == 0 and opened and closed and salt_of(tenant, nil)
+  local salt = adds and tenant and salts == 0 and opened and closed and salt_of(tenant, nil)
   if salt then
     local comma = past_space(bytes, opened + 1) < closed and "," or ""
     edits[#edits + 1] = {closed + 1, closed, comma .. '"cache_salt":' .. salt}
@@ -330,8 +331,8 @@ local function read(s, headers)
   local edits, model, reason
   if first == "{" or first == "[" then
     local path = (headers:get(":path") or ""):match("^[^?]*")
-    local tenant = CONFIG.tenant and CONFIG.salted[path] and (headers:get(CONFIG.tenant) or "") or nil
-    edits, model, reason = read_json(s, tenant)
+    local tenant = CONFIG.tenant and (headers:get(CONFIG.tenant) or "") or nil
+    edits, model, reason = read_json(s, tenant, CONFIG.salted[path])
     if edits then return edits, model end
     return nil, nil, reason or "The body is not JSON in UTF-8, or too much of it is keys", reason ~= nil
   end
