@@ -98,3 +98,4 @@ def test_how_far_it_is_from_the_rule_that_was_best_on_other_seeds() -> None:
         "`mixed` is {:.3f}, `unlabelled` {:.3f}, `stale` {:.3f}, `noisy` {:.3f} and `worst` {:.3f} against the rule"
     )
     assert told_of.format(*worlds) in words
+    assert f"`strangers`, run later, is {held_out('strangers')[0]:.3f}" in words
