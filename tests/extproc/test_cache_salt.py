@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,14 +17,6 @@ from tests.extproc.world import Conversation, as_response, make_services, reques
 CHAT = "/v1/chat/completions"
 DUPLEX = pb.FULL_DUPLEX_STREAMED
 ACME = json.loads(salt_of(b"acme", b""))
-
-
-@pytest.fixture(scope="module")
-def reader() -> Iterator[BodyReader]:
-    reader = BodyReader(1)
-    reader.start()
-    yield reader
-    reader.stop()
 
 
 def separating() -> Services:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -83,14 +83,6 @@ FAMILIES: dict[str, Callable[[int], bytes]] = {
         b'{%b"kv_transfer_params":0,"model":"small"}' % b"".join([b'"%d":0,' % number for number in range(size // 9)])
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def reader() -> Iterator[BodyReader]:
-    reader = BodyReader(1)
-    reader.start()
-    yield reader
-    reader.stop()
 
 
 def _in_flight(shared: Services) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +16,6 @@ from tests.api.media_bodies import BODIES, CONTENTS, FETCHED_BY_NOBODY, NOT_ALLO
 from tests.extproc.world import Conversation, as_response, make_services, request_body, request_headers
 
 CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def reader() -> Iterator[BodyReader]:
-    reader = BodyReader(1)
-    reader.start()
-    yield reader
-    reader.stop()
 
 
 def _allowing(*domains: str) -> Services:
