@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.api.cache_salt import LONGEST_NAME_BYTES, added, salt_of
-from fairlead.api.spans import spliced
+from fairlead.api.cache_salt import LONGEST_NAME_BYTES, salt_of
 
 _OWN = st.one_of(st.just(b""), st.text(max_size=300).map(lambda text: json.dumps(text).encode()))
 _TENANTS = st.binary(max_size=100)
@@ -48,16 +46,3 @@ def test_without_a_tenant_a_clients_salt_is_no_tenants() -> None:
 def test_long_names_differ_too() -> None:
     long = b"x" * (LONGEST_NAME_BYTES + 1)
     assert len({salt_of(long, b""), salt_of(long + b"x", b""), salt_of(long[1:], b"")}) == 3
-
-
-@pytest.mark.parametrize("body", ["{}", " { \n} ", '{"a":1}', '{"a": {"b": "}"}} \n', '{"a":"{"\n}'])
-def test_it_is_added_to_an_object(body: str) -> None:
-    written = body.encode()
-    change = added(b'"salt"', written[-8:], len(written)) or added(b'"salt"', written, len(written))
-    assert change is not None
-    assert json.loads(spliced(written, [change])) == json.loads(body) | {"cache_salt": "salt"}
-
-
-def test_an_ending_without_the_objects_own_is_not_enough() -> None:
-    assert added(b'"salt"', b"   ", 100) is None
-    assert added(b'"salt"', b" } ", 100) is None  # a key may be before it, or nothing

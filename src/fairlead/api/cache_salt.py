@@ -34,20 +34,5 @@ def salt_of(tenant: bytes, own: bytes) -> bytes:
     return b'"%b%b"' % (name, of_client)
 
 
-def added(salt: bytes, tail: bytes, size: int) -> tuple[int, int, bytes] | None:
-    """The change that adds `salt` to a JSON object of `size` bytes without one, whose last bytes are `tail`; None where
-    the object does not end in them.
-    """
-    end = tail.rfind(b"}")
-    if end < 0:
-        return None
-    before = tail[:end].rstrip()
-    if not before:
-        return None
-    at = size - len(tail) + end
-    comma = b"" if before.endswith(b"{") else b","
-    return at, at, b'%b"cache_salt":%b' % (comma, salt)
-
-
 def _digest(value: bytes) -> bytes:
     return blake2b(value, digest_size=_DIGEST_BYTES).hexdigest().encode()

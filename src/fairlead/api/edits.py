@@ -11,12 +11,23 @@ from fairlead.api.spans import Span, spliced
 
 def with_values(body: bytes, spans: Mapping[str, Span], values: Mapping[str, bytes]) -> bytes:
     """`body`, a JSON object with its values at `spans`, with these JSON texts as values of its keys, old or new."""
-    end = body.rindex(b"}")
     new = b",".join([b'"%b":%b' % (key.encode(), value) for key, value in values.items() if key not in spans])
     changes = [(*spans[key], value) for key, value in values.items() if key in spans]
-    if new:
-        changes.append((end, end, b"," + new if spans else new))
+    if new and (change := addition(new, body, len(body))) is not None:
+        changes.append(change)
     return spliced(body, changes)
+
+
+def addition(new: bytes, ending: bytes, size_bytes: int) -> tuple[int, int, bytes] | None:
+    """The change that adds `new`, keys with their values, to a JSON object of `size_bytes` of which `ending` is the
+    last; None where the object's own end cannot be told from them.
+    """
+    end = ending.rfind(b"}")
+    before = ending[: max(end, 0)].rstrip()
+    if not before:
+        return None
+    at = size_bytes - len(ending) + end
+    return at, at, new if before.endswith(b"{") else b"," + new
 
 
 def edits(

@@ -12,8 +12,8 @@ from fairlead.admission.admission import retry_after_s
 from fairlead.api import headers as names
 from fairlead.api import refusals
 from fairlead.api.body_limits import INLINE
-from fairlead.api.cache_salt import SALTED_PATHS, added, salt_of
-from fairlead.api.edits import edits
+from fairlead.api.cache_salt import SALTED_PATHS, salt_of
+from fairlead.api.edits import addition, edits
 from fairlead.api.json_body import split_models
 from fairlead.api.media_names import names_in
 from fairlead.api.media_sources import first_refused
@@ -329,10 +329,11 @@ def _edited(body: Body, asked: Asked, model: str | None, entry: Entry | None, *,
             return None
         changes = edits(spans, model, prompt.reserved, named, asked.salt, one_piece=one_piece)
     if asked.salt and not prompt.cache_salt:
-        salted = added(asked.salt, ending(body, _ENDING_BYTES), len(body)) or added(asked.salt, whole(body), len(body))
-        if salted is None:
+        new, size_bytes = b'"cache_salt":%b' % asked.salt, len(body)
+        change = addition(new, ending(body, _ENDING_BYTES), size_bytes) or addition(new, whole(body), size_bytes)
+        if change is None:
             return None
-        changes.append(salted)
+        changes.append(change)
     return spliced_body(body, changes)
 
 
