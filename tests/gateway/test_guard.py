@@ -402,6 +402,16 @@ async def test_a_clients_own_salt_joins_no_other_tenants(blind: Blind, own: Any)
     assert len({*salts, json.loads(salt_of(b"acme", b""))}) == 5
 
 
+async def test_a_tenant_of_a_long_name_shares_with_nobody(blind: Blind) -> None:
+    salts = set()
+    for _ in range(2):
+        body = b'{"model": "small", "messages": []}'
+        _, _, reached = await blind.send(body, address=blind.separating, headers={"x-tenant": "y" * 49})
+        assert reached is not None
+        salts.add(json.loads(reached.body)["cache_salt"])
+    assert len(salts) == 2
+
+
 async def test_bodies_of_other_paths_and_of_no_tenant_have_no_salt_but_none_of_another_tenants(blind: Blind) -> None:
     body = json.dumps({"model": "small", "prompt": "x", "cache_salt": b"acme".hex()}).encode()
     for path in ("/tokenize", "/v1/completions/"):

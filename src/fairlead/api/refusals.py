@@ -7,6 +7,10 @@ import msgspec
 from fairlead.api.media_sources import NO_DOMAIN, ODD_DOMAIN
 
 _SHOWN_CHARACTERS = 200  # of a name that a client chose
+_NO_PLACES = {  # that an operator could allow
+    NO_DOMAIN: "neither in the body nor at an http(s) URL",
+    ODD_DOMAIN: "at a URL without a plain host name",
+}
 
 
 class HttpAnswer(msgspec.Struct, frozen=True):
@@ -39,14 +43,12 @@ def unknown_model(name: str) -> HttpAnswer:
 
 def media_source(domain: str) -> HttpAnswer:
     """An image or a clip that engines may not fetch. `domain`: see `api.media_sources`."""
-    what = f"at {domain!r}" if domain else "neither in the body nor at an http(s) URL"
-    if domain == ODD_DOMAIN:
-        what = "at a URL without a plain host name"
+    place = _NO_PLACES.get(domain, f"at {domain!r}")
     message = (
-        f"An image or a clip is {what}, from where this gateway's engines may not fetch any: send its bytes as "
+        f"An image or a clip is {place}, from where this gateway's engines may not fetch any: send its bytes as "
         "'data:image/png;base64,...'"
     )
-    if domain not in (NO_DOMAIN, ODD_DOMAIN):
+    if domain not in _NO_PLACES:
         message += ", or ask the operator of this gateway for it (gateway.allowed_media_domains)"
     return _error(400, "media_source_not_allowed", message)
 

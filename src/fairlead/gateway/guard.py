@@ -68,7 +68,7 @@ def guard(config: Config, *, upgrades: bool = False) -> Part:
         "free": _set_of(FREE_KEYS),
         "beginnings": _set_of(BEGINNINGS),
         "domains": _set_of(config.gateway.allowed_media_domains),
-        "tenant": config.tenants.header.lower() if config.tenants.header and config.separates_caches else False,
+        "tenant": (config.tenants.header or "").lower() if config.separates_caches else False,
         "salted": _set_of(SALTED_PATHS if config.separates_caches else ()),
         "longest_tenant": LONGEST_NAME_BYTES,
         "clusters": clusters | routes,

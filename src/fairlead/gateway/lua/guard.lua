@@ -14,7 +14,7 @@ local MOST_NAMES = 100000  -- looked at in one body: some 20 ms
 local MOST_EDITS = 64
 local MOST_MEDIA = 1024  -- named by clients
 local MOST_MEDIA_TEXTS = 65536  -- looked at
-local MOST_URL_BYTES = 2048  -- looked at of one: its host, each character of it written as \uXXXX
+local MOST_URL_BYTES = 2048  -- looked at of one: its host has up to 253 characters, of up to six bytes in JSON
 local LEAST_ESCAPED = 8  -- bytes of a name with an escape in it
 local MOST_PARTS = 256
 local MOST_HEAD_BYTES = 4096  -- of one part of a form
@@ -69,22 +69,21 @@ local function refused_source(text)
     .. "send its bytes as data:image/png;base64,..., or ask the operator for gateway.allowed_media_domains"
 end
 
--- The same hash for the same text, and hardly for another one (FNV-1a).
+-- FNV-1a: the same for the same text, but texts can be made that share it.
 local function hashed(text)
   local hash = 14695981039346656037ULL
   for at = 1, #text do hash = bit.bxor(hash, text:byte(at)) * 1099511628211ULL end
   return "l" .. tostring(hash):gsub("ULL", "")
 end
 
--- The salt of a tenant's request, as JSON; nil: it needs none. `own`: a client's, as JSON. The sidecar writes the same
--- for a tenant of a usual name, so that its caches stay warm. See `api.cache_salt`.
-local function salt_of(tenant, own)
+-- The salt of a tenant's request, as JSON; nil: it needs none. `own`: a client's, as JSON. Without one, and for a tenant
+-- whose name is not long, it is the sidecar's, so that caches stay warm. See `api.cache_salt`. Who has a long name shares
+-- nothing with anybody: `once` is of this request.
+local function salt_of(tenant, own, once)
   local of_client = (own and own ~= "null" and own ~= '""') and "-" .. hashed(own) or ""
   if tenant == "" and of_client == "" then return nil end
-  local name = hashed(tenant)
-  if #tenant <= CONFIG.longest_tenant then
-    name = tenant:gsub(".", function(letter) return string.format("%02x", letter:byte()) end)
-  end
+  local name = #tenant > CONFIG.longest_tenant and hashed(tenant .. once)
+    or tenant:gsub(".", function(letter) return string.format("%02x", letter:byte()) end)
   return '"' .. name .. of_client .. '"'
 end
 
@@ -123,10 +122,20 @@ local function may_have_media(s)
   return false
 end
 
+-- The index of the first byte after a text, a number or a word that begins at `at`.
+local function past_value(s, bytes, at, size)
+  return bytes[at] == QUOTE and closing_quote(s, at + 2) or past_scalar(bytes, at, size)
+end
+
+-- Whether a value is one: under its key, in an object under such a key, or in a list of them, where it has no key.
+local function is_medium(kind, media_depth, of_list)
+  return kind == "media" or (media_depth and kind == "locator") or (kind == nil and of_list)
+end
+
 -- The edits that a JSON body needs, in order: {from, to, what it is}; and the model that it names. nil: not to be read,
 -- or with a reason where it names an image that no engine may fetch. `tenant`: whose cache it is to use; nil: anybody's.
--- `adds`: whether it needs a salt where it has none.
-local function read_json(s, tenant, adds)
+-- `adds`: whether it needs a salt where it has none. `once`: a text that no other request has.
+local function read_json(s, tenant, adds, once)
   if s:find("\0", 1, true) then return nil end
   local bytes, size = ffi.cast("const uint8_t *", s), #s
   local edits, model = {}, nil
@@ -159,13 +168,13 @@ local function read_json(s, tenant, adds)
             if bytes[value] == OPENS or bytes[value] == OPENS_LIST then
               blanked_from, blanked_depth, instead = value, depth, "null"
             else
-              at = bytes[value] == QUOTE and closing_quote(s, value + 2) or past_scalar(bytes, value, size)
+              at = past_value(s, bytes, value, size)
               edits[#edits + 1] = {value + 1, at, "null"}
             end
           elseif where == "of media" and bytes[value] ~= OPENS and bytes[value] ~= OPENS_LIST then
             if has_media == nil then has_media = may_have_media(s) end
             if has_media then
-              at = bytes[value] == QUOTE and closing_quote(s, value + 2) or past_scalar(bytes, value, size)
+              at = past_value(s, bytes, value, size)
               edits[#edits + 1] = {value + 1, at, "null"}
               media = media + 1
               if media > MOST_MEDIA then return nil end
@@ -173,10 +182,10 @@ local function read_json(s, tenant, adds)
           elseif name == "cache_salt" and tenant and depth == 1 then
             salts = salts + 1
             if bytes[value] == OPENS or bytes[value] == OPENS_LIST then  -- SGLang's, of each prompt of a list
-              blanked_from, blanked_depth, instead = value, depth, salt_of(tenant, "[]")
+              blanked_from, blanked_depth, instead = value, depth, salt_of(tenant, "[]", once)
             else
-              at = bytes[value] == QUOTE and closing_quote(s, value + 2) or past_scalar(bytes, value, size)
-              edits[#edits + 1] = {value + 1, at, salt_of(tenant, s:sub(value + 1, at)) or "null"}
+              at = past_value(s, bytes, value, size)
+              edits[#edits + 1] = {value + 1, at, salt_of(tenant, s:sub(value + 1, at), once) or "null"}
             end
           elseif name == "model" and depth == 1 and bytes[value] == QUOTE then
             at = closing_quote(s, value + 2) or size
@@ -201,8 +210,7 @@ local function read_json(s, tenant, adds)
           end
         end
       elseif not free_depth and not blanked_from then
-        local is_media = before == "media" or (media_depth and before == "locator") or (before == nil and lists[depth])
-        if is_media then
+        if is_medium(before, media_depth, lists[depth]) then
           texts = texts + 1
           if texts > MOST_MEDIA_TEXTS then return nil, nil, "The body has more images and clips than can be looked at" end
           local text = s:sub(first, math.min(last, first + MOST_URL_BYTES))
@@ -212,7 +220,7 @@ local function read_json(s, tenant, adds)
       end
     elseif byte == OPENS or byte == OPENS_LIST then
       if before == "free" and not free_depth then free_depth = depth end
-      local is_media = before == "media" or (media_depth and before == "locator") or (before == nil and lists[depth])
+      local is_media = is_medium(before, media_depth, lists[depth])
       if is_media and not media_depth then media_depth = depth end
       depth = depth + 1
       lists[depth] = is_media and byte == OPENS_LIST
@@ -233,7 +241,7 @@ local function read_json(s, tenant, adds)
     end
   end
   if blanked_from then return nil end
-  local salt = adds and tenant and salts == 0 and opened and closed and salt_of(tenant, nil)
+  local salt = adds and tenant and salts == 0 and opened and closed and salt_of(tenant, nil, once)
   if salt then
     local comma = past_space(bytes, opened + 1) < closed and "," or ""
     edits[#edits + 1] = {closed + 1, closed, comma .. '"cache_salt":' .. salt}
@@ -332,7 +340,7 @@ local function read(s, headers)
   if first == "{" or first == "[" then
     local path = (headers:get(":path") or ""):match("^[^?]*")
     local tenant = CONFIG.tenant and (headers:get(CONFIG.tenant) or "") or nil
-    edits, model, reason = read_json(s, tenant, CONFIG.salted[path])
+    edits, model, reason = read_json(s, tenant, CONFIG.salted[path], headers:get("x-request-id") or "")
     if edits then return edits, model end
     return nil, nil, reason or "The body is not JSON in UTF-8, or too much of it is keys", reason ~= nil
   end
