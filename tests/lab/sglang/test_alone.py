@@ -245,6 +245,22 @@ async def test_no_tenant_learns_what_another_has_cached(world: World, path: str)
     assert await cached_tokens("three", cache_salt=b"one".hex()) == 0
 
 
+async def test_a_get_empties_the_servers_cache_so_no_client_may_have_it_fetch_from_itself(world: World) -> None:
+    body = {"text": words.question(Random(8), "en", 512).prompt, "sampling_params": {"max_new_tokens": 2}}
+
+    async def cached_tokens() -> int:
+        answer = (await world.direct.post("/generate", json=body)).raise_for_status().json()
+        return int(answer["meta_info"]["cached_tokens"])
+
+    async def is_empty() -> bool:  # it refuses while a request is not quite over
+        return (await world.direct.get("/flush_cache")).status_code == 200
+
+    await cached_tokens()
+    assert await cached_tokens() > 0
+    await until(is_empty)
+    assert await cached_tokens() == 0
+
+
 async def test_a_cached_prompt_of_anthropics_api_counts_as_long_as_it_is(world: World) -> None:
     await world.alone()
     question = words.question(Random(6), "en", 512)
